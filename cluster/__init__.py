@@ -1,0 +1,1 @@
+"""Composition: the command line, start and stop order, placement. The only package that reads argv and environment."""

@@ -1,0 +1,164 @@
+"""Frozen settings of an engine core, handed down in slices: the scheduler gets `SchedulerConfig`,
+never more.
+
+Built once in `cluster/cli.py` (or by the `LLM` class). A value worked out later, such as the number
+of KV blocks, is a result: it is returned, not written back.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Policy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    path: str
+    """Local folder with config.json, tokenizer.json and safetensors. Hub ids and GGUF files are
+    resolved before."""
+
+    model_type: str
+    """`model_type` of config.json; "scripted" is the scripted model."""
+
+    dtype: DType = "auto"
+    """Arithmetic and weights; "auto" is what config.json says."""
+
+    max_model_len: int | Literal["auto"] | None = None
+    """Longest prompt plus output, in tokens. None: the model's own; "auto": as much of it as the KV
+    cache holds."""
+
+    seed: int = 0
+    """Start of the noise of requests without a seed of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    block_size: int = 16
+    """Tokens per KV block."""
+
+    enable_prefix_caching: bool = True
+
+    kv_cache_memory_bytes: int | None = None
+    """Bytes of KV cache per worker. None: 90% of a GPU's free memory; on CPU the smaller of 1 GiB
+    and a quarter of free memory, shared among the engines of this node."""
+
+    num_gpu_blocks_override: int | None = None
+    """Exactly this many blocks, whatever the memory. For tests of preemption."""
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise ConfigError(
+                f"--block-size must be a power of two from 1 to 256, not {self.block_size}"
+            )
+        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes <= 0:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes must be positive, not {self.kv_cache_memory_bytes}"
+            )
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
+            raise ConfigError("--num-gpu-blocks-override must be at least 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int = 256
+    """Requests that may run together in one step."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens of all those requests together, prefill and decode."""
+
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens of one request in one step; 0 leaves only the budget as the limit."""
+
+    enable_chunked_prefill: bool = True
+    """Off: a prompt runs whole in one step, so `max_num_batched_tokens` must hold the longest."""
+
+    policy: Policy = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs"
+                f" ({self.max_num_seqs}): a full decode batch would not fit in one step; raise"
+                " the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine core. Rank = pp_rank * tensor_parallel_size + tp_rank."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def output_rank(self) -> int:
+        """The worker that replies to a step: the first tensor rank of the last pipeline stage."""
+        return self.world_size - self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    ring_chunk_bytes: int = 16 << 20
+    """Chunk of the shared-memory rings (`RAYWIRE_MQ_MAX_CHUNK_BYTES_MB`); larger messages take the
+    side channel."""
+
+    execute_timeout_s: float = 300.0
+    """A step without a reply for this long has failed (`RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS`)."""
+
+    start_timeout_s: float = 600.0
+    """All workers must have loaded by then."""
+
+    ring_warning_interval_s: float = 60.0
+    """A full ring is reported this often."""
+
+    num_threads: int | None = None
+    """Compute threads per CPU worker; None shares the cores among the workers of the node."""
+
+    num_local_engines: int = 1
+    """Engine cores on this node: memory and cores are shared among them."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    attention_backend: str | None = None
+    """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+    request_addresses: tuple[str, ...]
+    """One ROUTER per API server; the engine core connects a DEALER to each."""
+
+    output_addresses: tuple[str, ...]
+    """One PULL per API server, in the same order."""
+
+    epoch: int = 0
+    """Incarnation of this rank: a restarted rank comes under a new one."""
+
+    heartbeat_interval_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: ModelConfig
+    wire: WireConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    log_level: str = "INFO"

@@ -1,0 +1,114 @@
+"""Every error we raise on purpose.
+
+RaywireError
+├── RequestError               the caller's fault: a 4xx that names the field
+│   ├── InvalidRequestError    400
+│   ├── UnsupportedFieldError  400, a field of the wire that this engine cannot serve yet
+│   ├── ContextLengthError     400, context_length_exceeded
+│   └── NotFoundError          404
+├── ConfigError                the operator's fault: one line and exit code 2
+└── ServerError                ours
+    ├── WireError              bytes from a peer that break the protocol
+    ├── UnavailableError       503, try again later: loading, draining, shedding
+    ├── RequestFailedError     500, this request failed; others go on
+    ├── ExecutorError          the workers have failed; the engine core cannot go on
+    └── EngineDeadError        503 engine_dead, for good: the server must be restarted
+
+Errors that multiprocessing may carry give all their arguments to `super().__init__`, or they cannot
+be rebuilt.
+"""
+
+
+class RaywireError(Exception):
+    """Root of the tree."""
+
+
+class RequestError(RaywireError):
+    """The request is wrong. `param` names the field as the client wrote it."""
+
+    status = 400
+    code: str | None = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequestError(RequestError):
+    """A field is missing, of the wrong type, or out of bounds."""
+
+
+class UnsupportedFieldError(RequestError):
+    """The field is on the wire, but no engine of this version serves it."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthError(RequestError):
+    """Prompt and requested tokens do not fit the model's length."""
+
+    code = "context_length_exceeded"
+
+
+class NotFoundError(RequestError):
+    """The model or route does not exist."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class ConfigError(RaywireError):
+    """Settings or model folder cannot work. The message says what is wrong and what to do."""
+
+
+class ServerError(RaywireError):
+    """Our fault."""
+
+
+class WireError(ServerError):
+    """A peer sent bytes that break the protocol; they are counted and dropped."""
+
+
+class UnavailableError(ServerError):
+    """Not now: the server is loading, draining or shedding load."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RequestFailedError(ServerError):
+    """This one request failed inside the engine; retrying may help."""
+
+
+class ExecutorError(ServerError):
+    """The workers have failed. `cause` says which rank, which call, and why."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class EngineDeadError(ServerError):
+    """An engine core is gone; its requests cannot be recovered.
+
+    Args:
+        engine_index: data-parallel rank of the engine core.
+        cause: the first cause, as far as it is known.
+    """
+
+    def __init__(self, engine_index: int, cause: str) -> None:
+        super().__init__(engine_index, cause)
+        self.engine_index = engine_index
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"engine core {self.engine_index} is dead: {self.cause}"

@@ -1,0 +1,131 @@
+"""How our processes start and end: die with the parent, stop on signals, wait with a deadline.
+
+No process of ours outlives its parent, also when that one is killed with SIGKILL, also while a
+model loads: the kernel sends SIGKILL on the death of the parent's thread, and a thread watches
+multiprocessing's own pipe to the parent for the cases in which the kernel does not (a parent that
+died before we asked; a parent thread that ended).
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing import connection, parent_process
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+import setproctitle
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def set_title(name: str) -> None:
+    """Show this process in `ps` as `RAYWIRE::name`."""
+    setproctitle.setproctitle(f"RAYWIRE::{name}")
+
+
+def die_with_parent(*, at_once: bool) -> None:
+    """Make this child process end when its parent does. The first call in every child.
+
+    Args:
+        at_once: the kernel kills us with the parent's thread, also inside a long call into C. False
+            leaves it to the watching thread, which has time to log the cause: for processes that
+            never hold the interpreter lock for long, and whose parent's thread may end before it.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+    if at_once and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it died before the call above
+            os._exit(1)
+    threading.Thread(
+        target=_watch, args=(parent.sentinel, parent.pid), name="parent-watch", daemon=True
+    ).start()
+
+
+def _watch(sentinel: int, parent_pid: int | None) -> None:
+    connection.wait([sentinel])
+    logger.error("first cause: parent process pid=%s is gone; ending with it", parent_pid)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StopFlag:
+    """Set by the first signal. `count` says how many came: a second one means at once."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.count = 0
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        self.count += 1
+        self._event.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._event.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def stop_on_signals(*signals: signal.Signals) -> Iterator[StopFlag]:
+    """Turn signals (SIGTERM and SIGINT by default) into a flag while the block runs. Main thread
+    only."""
+    stop = StopFlag()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {s: signal.signal(s, handle) for s in signals or (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which stops its children in order. For child processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_processes(processes: Iterable[BaseProcess], timeout_s: float) -> None:
+    """Wait for child processes that were asked to end, then send SIGTERM, then SIGKILL. Returns
+    when all are gone."""
+    alive = [p for p in processes if p.pid is not None]
+    for act, patience_s in (
+        (None, timeout_s),
+        (BaseProcess.terminate, min(timeout_s, 2.0)),
+        (BaseProcess.kill, 5.0),
+    ):
+        if act is not None:
+            for process in alive:
+                act(process)
+        deadline = time.monotonic() + patience_s
+        for process in alive:
+            process.join(max(0.0, deadline - time.monotonic()))
+        alive = [p for p in alive if p.is_alive()]
+        if not alive:
+            return
+    logger.error("processes survive SIGKILL pids=%s", [p.pid for p in alive])
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """An exit code as an operator reads it: `exit code 3`, `killed by SIGKILL`."""
+    if exit_code is None:
+        return "still running"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"

@@ -1,0 +1,41 @@
+"""Logging of a process: one line per event, on standard error, with process, rank and pid.
+
+    INFO 11-29 22:40:01 EngineCore_DP0 pid=4711 engine.process] engine ready num_gpu_blocks=1024
+    load_s=3.2
+
+`request_id` in the context is added where set, so a line below the API can be found by the id that
+the client saw.
+"""
+
+import logging
+import sys
+from contextvars import ContextVar
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+_HANDLER_NAME = "raywire"
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__(
+            f"%(levelname)s %(asctime)s {process} pid=%(process)d %(name)s] %(message)s",
+            "%m-%d %H:%M:%S",
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        current = request_id.get()
+        return f"{line} request_id={current}" if current else line
+
+
+def configure(process: str, level: str = "INFO") -> None:
+    """Set up the root logger of this process. Calling it again (after a fork) replaces the former
+    set-up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(_Formatter(process))
+    root = logging.getLogger()
+    root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME]
+    root.addHandler(handler)
+    root.setLevel(level)

@@ -1,0 +1,161 @@
+"""How the next token is chosen. What crosses the wire: ids and numbers, no text.
+
+Stop strings live in `api/`, which matches them. Bounds are checked at construction, and decoding
+from the wire constructs, so a value that is out of bounds never gets as far as the sampler.
+"""
+
+import math
+
+import msgspec
+
+from engine.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_SEED = 2**63 - 1
+MAX_TOKEN_ID = 2**31 - 1
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: dividing by it would overflow."""
+
+
+class RepetitionDetection(
+    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False
+):
+    """End a request whose output repeats itself: one pattern of `min_pattern_size` to
+    `max_pattern_size` tokens, `min_count` times in a row at the end of the output."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 4
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        check_range(f"{name}.max_pattern_size", self.max_pattern_size, 1, 256)
+        check_range(f"{name}.min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
+        check_range(f"{name}.min_count", self.min_count, 2, 1000)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """Sampling of one output sequence. Positions are protocol: new fields go last.
+
+    Raises:
+        InvalidRequestError: a value is out of bounds; `param` names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    """Added to the logit of each token id, -100 to 100."""
+
+    max_tokens: int | None = None
+    """Output tokens at most. None: as many as the model's length leaves; the API server fills it
+    in."""
+
+    min_tokens: int = 0
+    """Until that many are out, no end or stop token can be sampled."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """What the client asked for; honoured also with `ignore_eos`."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's own end tokens, filled in by the API server."""
+
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Log probabilities of the sampled token and that many best ones; None for none at all."""
+
+    prompt_logprobs: int | None = None
+    """The same for each prompt token after the first."""
+
+    repetition_detection: RepetitionDetection | None = None
+
+    allowed_token_ids: tuple[int, ...] | None = None
+    """If given, no other token can be sampled."""
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, 0.0, 100.0)
+        check_range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequestError("top_p must be above 0 and at most 1, not 0", "top_p")
+        check_range("top_k", self.top_k, -1, MAX_TOKEN_ID)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            check_range("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.max_tokens is not None:
+            check_range("max_tokens", self.max_tokens, 1, MAX_TOKEN_ID)
+        check_range("min_tokens", self.min_tokens, 0, MAX_TOKEN_ID)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
+                "min_tokens",
+            )
+        if self.logprobs is not None:
+            check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_bias(self.logit_bias)
+        _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_token_ids("eos_token_ids", self.eos_token_ids, MAX_STOP_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "allowed_token_ids must not be empty", "allowed_token_ids"
+                )
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_LOGIT_BIAS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have. `vocab_size` is the embedding's, not the
+        tokenizer's."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} holds token id {token_id}; this model's ids end at"
+                        f" {vocab_size - 1}",
+                        name,
+                    )
+
+
+def check_range(name: str, value: float, least: float, most: float) -> None:
+    """Raise InvalidRequestError unless `value` is a finite number from `least` to `most`."""
+    # NaN passes one-sided comparisons, so finiteness comes first.
+    if not math.isfinite(value) or not least <= value <= most:
+        raise InvalidRequestError(f"{name} must be from {least} to {most}, not {value}", name)
+
+
+def _check_bias(bias: dict[int, float] | None) -> None:
+    if bias is None:
+        return
+    _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS)
+    for value in bias.values():
+        check_range("logit_bias", value, -100.0, 100.0)
+
+
+def _check_token_ids(name: str, token_ids: tuple[int, ...], most: int) -> None:
+    if len(token_ids) > most:
+        raise InvalidRequestError(
+            f"{name} takes at most {most} token ids, not {len(token_ids)}", name
+        )
+    for token_id in token_ids:
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            raise InvalidRequestError(f"{name} holds {token_id}, which is no token id", name)

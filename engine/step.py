@@ -1,0 +1,114 @@
+"""Wire 2: what goes from an engine core to its workers each step, and what comes back.
+
+Workers keep the state of the requests in their batch between steps (token ids, block tables,
+sampling parameters), so a step says only what has changed. The order inside a plan is the order of
+the rows:
+
+    1. `dropped_request_ids` leave the batch (finished, aborted or preempted),
+    2. `new_requests` join it (also resumed ones, which are sent whole again),
+    3. `continued` requests get new tokens and blocks,
+    4. each request in `num_scheduled_tokens` runs that many tokens from its `num_computed_tokens`
+    on.
+
+A request samples one token when the scheduled tokens reach the end of its known tokens.
+"""
+
+import numpy as np
+
+from engine.sampling_params import SamplingParams
+from engine.wire import Logprobs, Message
+
+
+class NewRequest(Message, frozen=True):
+    """A request that joins the workers' batch."""
+
+    request_id: str
+    token_ids: np.ndarray
+    """`[num_tokens]` u32: the prompt, then the output so far."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens whose KV is in the blocks already: found in the prefix cache, or 0."""
+    block_ids: list[int]
+    """All its blocks, in order; it covers computed and scheduled tokens."""
+    sampling_params: SamplingParams
+
+
+class ContinuedRequests(Message, frozen=True):
+    """Requests that the workers know, as columns: one entry each."""
+
+    request_ids: list[str] = []
+    num_computed_tokens: list[int] = []
+    new_token_ids: list[bytes] = []
+    """Tokens that the core has accepted since the request was last scheduled, packed u32; empty
+    inside a prefill."""
+    new_block_ids: list[list[int]] = []
+
+
+class SchedulerOutput(Message, frozen=True):
+    """The plan of one step: `execute_model`'s argument."""
+
+    step: int
+    num_scheduled_tokens: dict[str, int]
+    """Request id to tokens, in the order of the batch's rows."""
+    new_requests: list[NewRequest] = []
+    continued: ContinuedRequests = ContinuedRequests()
+    dropped_request_ids: list[str] = []
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class ModelRunnerOutput(Message, frozen=True):
+    """The reply of the output rank to `execute_model`."""
+
+    step: int
+    request_ids: list[str]
+    """The requests that sampled a token, in the plan's order."""
+    sampled_token_ids: np.ndarray
+    """`[len(request_ids)]` u32."""
+    logprobs: dict[str, Logprobs] = {}
+    """For requests that asked for them: `n` is 1."""
+    prompt_logprobs: dict[str, Logprobs] = {}
+    """For requests that asked: of the prompt tokens whose predecessor was computed in this step."""
+    execute_s: float = 0.0
+    """Time on the device, as the output rank saw it."""
+
+
+class WorkerReport(Message, frozen=True):
+    """What one rank knows after loading; the core takes the minimum over ranks."""
+
+    rank: int
+    dtype: str
+    vocab_size: int
+    """Rows of the embedding over all ranks."""
+    model_max_len: int
+    """The longest position the model was made for."""
+    kv_bytes_per_token: int
+    """On this rank, over its layers."""
+    kv_budget_bytes: int
+    """What this rank can give to the KV cache."""
+    weight_bytes: int = 0
+    load_s: float = 0.0
+    description: str = ""
+    """Device, threads and attention back end, for the log."""
+
+
+class WorkerStats(Message, frozen=True):
+    """Answer of each rank to `statistics`."""
+
+    rank: int
+    pid: int
+    num_steps: int
+    rss_bytes: int
+    num_requests: int
+
+
+class KVCacheSpec(Message, frozen=True):
+    """Argument of `initialize_kv_cache`."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int

@@ -1,0 +1,336 @@
+"""Wire 1: every message between API servers and engine cores.
+
+    API server                                     engine core
+    ROUTER binds   --[identity][type][body][arrays…]-->   DEALER connects
+    ROUTER         <--[READY body]----------------------  DEALER, first frame on each
+    PULL binds     <--[type][body][arrays…]-------------  PUSH connects
+
+Bodies are msgpack arrays: position is the protocol. New fields go last, and a shorter array from an
+older peer decodes to the defaults. Token ids travel as little-endian u32 buffers, never as lists;
+no text travels but names, grammars and error causes. `codec` turns these structs into frames,
+`tests/engine/test_wire_golden.py` freezes their bytes.
+"""
+
+import enum
+import struct
+
+import msgspec
+import numpy as np
+
+from engine.errors import WireError
+from engine.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+class RequestType(bytes, enum.Enum):
+    """Type byte of a message to an engine core."""
+
+    ADD = b"\x00"
+    ABORT = b"\x01"
+    START_DP_WAVE = b"\x02"
+    UTILITY = b"\x03"
+    # In-process only: on the core's own queue. From a socket they are counted and dropped.
+    EXECUTOR_FAILED = b"\x04"
+    WAKEUP = b"\x05"
+
+
+FROM_SOCKET = frozenset(
+    {RequestType.ADD, RequestType.ABORT, RequestType.START_DP_WAVE, RequestType.UTILITY}
+)
+
+
+class OutputType(bytes, enum.Enum):
+    """Type byte of a message from an engine core, frame 0 on PULL."""
+
+    OUTPUTS = b"\x00"
+    HEARTBEAT = b"\x01"
+    DEAD = b"\x02"
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended: an integer on the wire, a word in the API."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class EventKind(enum.IntEnum):
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """Base of everything that travels."""
+
+
+# --------------------------------------------------------------------------- to the engine core
+
+
+class MultiModalFeature(Message, frozen=True):
+    """One processed image or sound of a prompt. On the wire, not served yet."""
+
+    modality: str
+    hash: str
+    """Identifies the content; part of the block hashes of the tokens it covers."""
+    offset: int
+    """First prompt token it stands for."""
+    length: int
+    data: np.ndarray | None = None
+
+
+class LoRARequest(Message, frozen=True):
+    """A LoRA adapter to apply. On the wire, not served yet."""
+
+    name: str
+    adapter_id: int
+    path: str
+
+
+class PoolingParams(Message, frozen=True):
+    """An embedding instead of a continuation. On the wire, not served yet."""
+
+    task: str
+    dimensions: int | None = None
+    normalize: bool = True
+
+
+class EngineCoreRequest(Message, frozen=True):
+    """ADD: one sequence to generate. The first nine fields have no defaults."""
+
+    request_id: str
+    """Ours: unique, whatever the client sent."""
+    prompt_token_ids: np.ndarray | None
+    """`[num_tokens]` u32; None only with `prompt_embeds`."""
+    mm_features: list[MultiModalFeature] | None
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    arrival_time: float
+    """Seconds since the epoch, on the API server's clock. Orders requests of one priority."""
+    lora_request: LoRARequest | None
+    cache_salt: str | None
+    """Part of the first block's hash: requests share cached prefixes only with the same salt."""
+    data_parallel_rank: int | None
+    prompt_embeds: np.ndarray | None = None
+    client_index: int = 0
+    """Which API server sent it, and so which PULL gets its outputs."""
+    current_wave: int = 0
+    priority: int = 0
+    """Lower runs first, with the priority policy."""
+    trace_headers: dict[str, str] | None = None
+    output_token_ids: np.ndarray | None = None
+    """`[num_tokens]` u32, generated elsewhere already: generation continues exactly after them, and
+    penalties, seeds, stop checks and `max_tokens` count them as output. They are not sent again."""
+
+
+class StartWave(Message, frozen=True):
+    """START_DP_WAVE: step together until all ranks are done."""
+
+    wave: int
+    exclude_engine: int | None = None
+
+
+class UtilityCall(Message, frozen=True):
+    """UTILITY: run one method of the allow-list on the engine core."""
+
+    client_index: int
+    call_id: int
+    method: str
+    args: msgspec.Raw
+    """A msgpack array; its types are the method's (`engine/utility.py`)."""
+
+
+# ------------------------------------------------------------------------- from the engine core
+
+
+class Fingerprint(Message, frozen=True):
+    """What must be equal on all ranks of a server."""
+
+    protocol: int
+    code: str
+    packages: dict[str, str]
+    model: str
+    tokenizer: str
+
+
+class EngineReady(Message, frozen=True):
+    """READY: the first frame on each DEALER. What the API server needs and cannot know before."""
+
+    engine_index: int
+    epoch: int
+    max_model_len: int
+    """After auto-fitting to memory."""
+    num_gpu_blocks: int
+    block_size: int
+    kv_cache_size_tokens: int
+    dtype: str
+    vocab_size: int
+    """Rows of the embedding: token ids at or above it are refused."""
+    max_num_seqs: int
+    fingerprint: Fingerprint
+    load_s: float = 0.0
+
+
+class Logprobs(Message, frozen=True):
+    """Log probabilities of `n` tokens, each with its `k` best alternatives.
+
+    Column 0 is the token itself, columns 1 to k the best tokens in falling order. A request's own
+    number of alternatives is the width: rows are never padded.
+    """
+
+    token_ids: np.ndarray
+    """`[n, 1 + k]` u32."""
+    logprobs: np.ndarray
+    """`[n, 1 + k]` f32, of the raw model distribution: before penalties, bias, temperature and
+    cuts."""
+    ranks: np.ndarray
+    """`[n]` u32: rank of the token itself, 1 is the best."""
+
+
+class EngineCoreEvent(Message, frozen=True):
+    """A change of a request's state, stamped with the core's own monotonic clock, in seconds."""
+
+    kind: EventKind
+    timestamp: float
+
+
+class PrefillStats(Message, frozen=True):
+    """Sent once, with the first token of a request."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that were found in the prefix cache when the request was first scheduled."""
+
+
+class OutputDetails(Message, frozen=True):
+    """The rare fields of an output, together, so that the usual output is five values long."""
+
+    new_logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    pooling_output: np.ndarray | None = None
+    events: list[EngineCoreEvent] | None = None
+    prefill_stats: PrefillStats | None = None
+    error: str | None = None
+    """Cause of FinishReason.ERROR, for the client: names no path, address or traceback."""
+
+
+class EngineCoreOutput(Message, frozen=True):
+    """What one step brought one request."""
+
+    request_id: str
+    new_token_ids: bytes
+    """Little-endian u32 (`codec.unpack_tokens`); empty where only the state changed."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token id that ended it; None for the model's own end token."""
+    details: OutputDetails | None = None
+
+
+class SchedulerStats(Message, frozen=True):
+    """Load and counters of an engine core after a step. Counters count from its start."""
+
+    num_waiting: int
+    num_running: int
+    kv_cache_usage: float
+    """Share of blocks that requests hold, 0 to 1."""
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found there."""
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed or found."""
+    num_generation_tokens: int = 0
+    num_dropped_messages: int = 0
+    """Messages from sockets that broke the protocol."""
+
+
+class UtilityOutput(Message, frozen=True):
+    """Answer to a UtilityCall: a result, or the failure's text."""
+
+    call_id: int
+    failure: str | None = None
+    result: msgspec.Raw | None = None
+
+
+class EngineCoreOutputs(Message, frozen=True):
+    """OUTPUTS: everything one step has for one API server."""
+
+    engine_index: int
+    epoch: int
+    outputs: list[EngineCoreOutput] = []
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    """The core's monotonic clock when the step ended: all tokens in `outputs` appeared then."""
+    utility: UtilityOutput | None = None
+    finished_ids: list[str] | None = None
+    wave_complete: int | None = None
+    start_wave: int | None = None
+
+
+class Phase(enum.IntEnum):
+    """What an engine core is doing, for heartbeats and post-mortems."""
+
+    LOADING = 0
+    IDLE = 1
+    SCHEDULE = 2
+    EXECUTE = 3
+    UPDATE = 4
+    UTILITY = 5
+
+
+class Heartbeat(Message, frozen=True):
+    """HEARTBEAT: alive, and how long the step under way has taken. A core that hangs is a dead
+    core."""
+
+    engine_index: int
+    epoch: int
+    step: int
+    age_ms: int
+    """Time since the phase under way began; 0 when idle."""
+    phase: Phase
+
+
+ENGINE_CORE_DEAD = "ENGINE_CORE_DEAD"
+
+
+class EngineDead(Message, frozen=True):
+    """DEAD: the last message of an engine core."""
+
+    literal: str
+    """Always `ENGINE_CORE_DEAD`."""
+    engine_index: int
+    epoch: int
+    cause: str
+
+
+_IDENTITY = struct.Struct("<HI")
+
+
+def pack_identity(engine_index: int, epoch: int) -> bytes:
+    """The DEALER's ZeroMQ identity: rank (u16) and epoch (u32), little-endian.
+
+    A restarted rank comes under a new epoch and so never fights its old identity.
+    """
+    # ZeroMQ keeps identities that start with a zero byte for itself when it makes them up (5 bytes
+    # long); ours are 6 bytes, so rank 0 is safe.
+    return _IDENTITY.pack(engine_index, epoch)
+
+
+def unpack_identity(identity: bytes) -> tuple[int, int]:
+    """(engine_index, epoch) of a DEALER's identity."""
+    if len(identity) != _IDENTITY.size:
+        raise WireError(
+            f"an engine core's identity has {_IDENTITY.size} bytes, not {len(identity)}"
+        )
+    engine_index, epoch = _IDENTITY.unpack(identity)
+    return engine_index, epoch
