@@ -1,9 +1,8 @@
 """How our processes start and end: die with the parent, stop on signals, wait with a deadline.
 
 No process of ours outlives its parent, also when that one is killed with SIGKILL, also while a
-model loads: the kernel sends SIGKILL on the death of the parent's thread, and a thread watches
-multiprocessing's own pipe to the parent for the cases in which the kernel does not (a parent that
-died before we asked; a parent thread that ended).
+model loads: a thread watches multiprocessing's own pipe to the parent, and where that may be too
+slow (a long call into C that keeps the interpreter lock) the kernel sends SIGKILL by itself.
 """
 
 import contextlib
