@@ -4,3 +4,5 @@ Owns the wire types, the scheduler and the KV cache. Knows no torch, no ray, no 
 our other packages. The open side (`wire`, `step`, `codec`, `sockets`, `sampling_params`, `config`,
 `errors`, `log`, `lifecycle`, `executor`) is what the others import.
 """
+
+__version__ = "0.1.0"
