@@ -1,0 +1,182 @@
+"""Settings of a whole server, built once: by `cluster/cli.py` from flags, by the `LLM` class from
+keyword arguments. `cluster/launch.py` hands each package its own slice.
+
+Names and meanings are vLLM's wherever it has them. Checking happens here, before anything starts.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cluster.environment import Environment
+from cluster.plan import Topology
+from engine.config import (
+    CacheConfig,
+    DType,
+    EngineConfig,
+    ExecutorConfig,
+    ModelConfig,
+    ParallelConfig,
+    Policy,
+    SchedulerConfig,
+    WireConfig,
+)
+from engine.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+DEFAULT_STARTUP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """A model that is ready to load."""
+
+    name: str
+    """As the user gave it: the default name in the API."""
+
+    path: Path
+    """Local folder with config.json, tokenizer.json and safetensors."""
+
+    model_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What a user may choose about the engines: `serve`'s flags, and the arguments of `LLM`."""
+
+    model: str
+    """A hub id, a folder, a .gguf file, `demo` or `scripted`."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    dtype: DType = "auto"
+    max_model_len: int | Literal["auto"] | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Policy = "fcfs"
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    seed: int = 0
+    device: Device = "auto"
+    attention_backend: str | None = None
+    startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("no model given; try `demo`, a folder or a hub id")
+        if isinstance(self.max_model_len, int) and self.max_model_len < 1:
+            raise ConfigError(
+                f"--max-model-len must be at least 1, auto or -1, not {self.max_model_len}"
+            )
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError("--long-prefill-token-threshold must not be negative")
+        if self.startup_timeout_s <= 0:
+            raise ConfigError("--startup-timeout must be positive")
+        # Each slice checks itself: a mistake shows before a port is bound or a model loaded.
+        self.cache_config()
+        self.scheduler_config()
+        self.parallel_config(0)
+
+    def cache_config(self) -> CacheConfig:
+        return CacheConfig(
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+        )
+
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            policy=self.scheduling_policy,
+        )
+
+    def parallel_config(self, data_parallel_rank: int) -> ParallelConfig:
+        return ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+            data_parallel_rank=data_parallel_rank,
+        )
+
+    def executor_config(self, environment: Environment) -> ExecutorConfig:
+        return ExecutorConfig(
+            ring_chunk_bytes=environment.mq_max_chunk_bytes,
+            execute_timeout_s=environment.execute_model_timeout_s,
+            start_timeout_s=self.startup_timeout_s,
+            num_local_engines=self.data_parallel_size,
+            device=self.device,
+            attention_backend=self.attention_backend,
+        )
+
+    def engine_configs(
+        self, model: ResolvedModel, wire: WireConfig, environment: Environment
+    ) -> list[EngineConfig]:
+        """The settings of each engine core, by data-parallel rank."""
+        model_config = ModelConfig(
+            path=str(model.path),
+            model_type=model.model_type,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
+        )
+        return [
+            EngineConfig(
+                model=model_config,
+                wire=wire,
+                cache=self.cache_config(),
+                scheduler=self.scheduler_config(),
+                parallel=self.parallel_config(rank),
+                executor=self.executor_config(environment),
+                log_level=self.log_level,
+            )
+            for rank in range(self.data_parallel_size)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Everything `raywire serve` was asked for."""
+
+    engine: EngineOptions
+    environment: Environment = field(default_factory=Environment)
+    host: str = "0.0.0.0"
+    port: int = 8000
+    """0: a port of the kernel's choice, which the log tells."""
+
+    api_server_count: int | None = None
+    served_model_name: tuple[str, ...] = ()
+    """Names in the API; the first is the one that answers carry. Empty: the model as given."""
+
+    chat_template: Path | None = None
+    shutdown_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be from 0 to 65535, not {self.port}")
+        if self.shutdown_timeout_s < 0:
+            raise ConfigError("--shutdown-timeout must not be negative")
+        if self.topology.data_parallel_size > 1 or self.topology.num_api_servers > 1:
+            raise ConfigError(
+                "serving with --data-parallel-size or --api-server-count above 1 comes with the"
+                " next release; `raywire plan` shows what it will need"
+            )
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(
+            tensor_parallel_size=self.engine.tensor_parallel_size,
+            pipeline_parallel_size=self.engine.pipeline_parallel_size,
+            data_parallel_size=self.engine.data_parallel_size,
+            api_server_count=self.api_server_count,
+        )

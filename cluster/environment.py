@@ -1,0 +1,129 @@
+"""Every environment variable of ours, in one place. Read once, by the command or the `LLM` class.
+
+A variable exists for what must be set before start or belongs to a machine rather than to a model;
+everything else is a flag. `tests/cluster/test_interface.py` lists them all, so that adding one is a
+decision.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from engine.errors import ConfigError
+
+StartMethod = Literal["fork", "spawn"]
+T = TypeVar("T")
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+VARIABLES = {
+    "RAYWIRE_CACHE_DIR": "converted models are kept here (default: ~/.cache/raywire)",
+    "RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS": "a step without an answer has failed (default: 300)",
+    "RAYWIRE_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR; --log-level wins (default: INFO)",
+    "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB": "chunk of the shared-memory rings, in MiB (default: 16)",
+    "RAYWIRE_RPC_BASE_PATH": "folder of the ipc sockets (default: the system's temporary folder)",
+    "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn, whatever we would choose ourselves",
+}
+"""Name to meaning, as `raywire serve --help` shows them."""
+
+_COUNTERPARTS = {
+    "VLLM_API_SERVER_COUNT": "--api-server-count",
+    "VLLM_CACHE_ROOT": "RAYWIRE_CACHE_DIR",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "--startup-timeout",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS",
+    "VLLM_LOGGING_LEVEL": "RAYWIRE_LOG_LEVEL",
+    "VLLM_MQ_MAX_CHUNK_BYTES_MB": "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB",
+    "VLLM_RPC_BASE_PATH": "RAYWIRE_RPC_BASE_PATH",
+    "VLLM_WORKER_MULTIPROC_METHOD": "RAYWIRE_WORKER_MULTIPROC_METHOD",
+}
+"""vLLM's variables whose work something of ours does."""
+
+# Kubernetes sets these in every pod of a namespace with a Service called `raywire`: not the user's
+# doing, and `RAYWIRE_PORT=tcp://…` has broken other servers' starts under their own name.
+_SERVICE_LINK = re.compile(r"RAYWIRE(_\w+)?_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The variables' values, checked."""
+
+    cache_dir: Path = Path("~/.cache/raywire")
+    execute_model_timeout_s: float = 300.0
+    log_level: str = "INFO"
+    mq_max_chunk_bytes: int = 16 << 20
+    rpc_base_path: str | None = None
+    worker_multiproc_method: StartMethod | None = None
+
+
+def read(environ: Mapping[str, str]) -> Environment:
+    """Read our variables; an empty one counts as unset.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of bounds.
+    """
+
+    def get(name: str, convert: Callable[[str], T], default: T) -> T:
+        text = environ.get(name, "").strip()
+        try:
+            return convert(text) if text else default
+        except ValueError as error:
+            raise ConfigError(f"{name}={text}: {error}") from None
+
+    return Environment(
+        cache_dir=get("RAYWIRE_CACHE_DIR", Path, Path("~/.cache/raywire")).expanduser(),
+        execute_model_timeout_s=get("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", _seconds, 300.0),
+        log_level=get("RAYWIRE_LOG_LEVEL", _log_level, "INFO"),
+        mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
+        rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
+        worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
+    )
+
+
+def warnings(environ: Mapping[str, str]) -> list[str]:
+    """One line for each variable that the user may believe to work, but does not."""
+    lines = [
+        f"{name} is vLLM's and has no effect here; use {ours}"
+        for name, ours in sorted(_COUNTERPARTS.items())
+        if environ.get(name)
+    ]
+    unknown = sorted(
+        name
+        for name in environ
+        if name.startswith("RAYWIRE_")
+        and name not in VARIABLES
+        and not _SERVICE_LINK.fullmatch(name)
+    )
+    return lines + [
+        f"{name} is no variable of raywire; see `raywire serve --help`" for name in unknown
+    ]
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e9:
+        raise ValueError("must be a positive number of seconds")
+    return seconds
+
+
+def _mebibytes(text: str) -> int:
+    mebibytes = int(text)
+    if not 1 <= mebibytes <= 1024:
+        raise ValueError("must be from 1 to 1024 MiB")
+    return mebibytes << 20
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in LOG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}")
+    return text.upper()
+
+
+def _start_method(text: str) -> StartMethod:
+    match text:
+        case "fork" | "spawn":
+            return text
+        case _:
+            raise ValueError("must be fork or spawn")
