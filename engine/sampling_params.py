@@ -4,8 +4,6 @@ Stop strings live in `api/`, which matches them. Bounds are checked at construct
 from the wire constructs, so a value that is out of bounds never gets as far as the sampler.
 """
 
-import math
-
 import msgspec
 
 from engine.errors import InvalidRequestError
@@ -137,10 +135,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 
 def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Raise InvalidRequestError unless `value` is a finite number from `least` to `most`."""
-    # NaN passes one-sided comparisons, so finiteness comes first.
-    if not math.isfinite(value) or not least <= value <= most:
-        raise InvalidRequestError(f"{name} must be from {least} to {most}, not {value}", name)
+    """Raise InvalidRequestError unless `value` is a number from `least` to `most`."""
+    # NaN fails a two-sided comparison, and Python compares integers of any size with floats exactly.
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{name} must be from {least} to {most}, not {str(value)[:40]}", name
+        )
 
 
 def _check_bias(bias: dict[int, float] | None) -> None:
