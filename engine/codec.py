@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from engine.errors import WireError
+from engine.errors import RequestError, WireError
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,6 +27,9 @@ Buffer = bytes | bytearray | memoryview
 
 INLINE_BYTES = 4096
 """Arrays below this travel inside the body: a frame of its own costs more than copying them."""
+
+MAX_BODY_BYTES = 64 << 20
+"""A body is small, since arrays travel beside it: a larger one is refused unread."""
 
 MAX_DIMENSIONS = 4
 MAX_ARRAY_BYTES = 1 << 31
@@ -36,6 +39,16 @@ MAX_ARRAY_BYTES = 1 << 31
 _DTYPES = {
     code: np.dtype(code) for code in ("<u4", "<i4", "<i8", "<f4", "<f2", "<f8", "|u1", "|b1")
 }
+
+# RequestError: sampling parameters check themselves, also when they are decoded.
+_UNDECODABLE = (
+    msgspec.DecodeError,
+    RequestError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    OverflowError,
+)
 
 
 class Encoder:
@@ -75,9 +88,9 @@ class Decoder(Generic[T]):
     """Decodes the frames of one message type.
 
     Raises:
-        WireError: the frames break the protocol in any way: malformed msgpack, wrong types, arrays
-        whose size,
-            frame or type is not what they say, nesting that is too deep.
+        WireError: the frames break the protocol in any way: malformed msgpack, wrong types, values
+            out of bounds, arrays whose size, frame or type is not what they say, nesting that is
+            too deep.
     """
 
     def __init__(self, message_type: type[T] | Any) -> None:
@@ -91,11 +104,13 @@ class Decoder(Generic[T]):
         """Return the message. Arrays in it are read-only views of `frames`."""
         if not frames:
             raise WireError("a message without a body")
+        if len(frames[0]) > MAX_BODY_BYTES:
+            raise WireError(f"a body of {len(frames[0])} bytes; {MAX_BODY_BYTES} is the most")
         self._frames = frames
         self._next_frame = 1
         try:
             message = self._decoder.decode(frames[0])
-        except (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError) as error:
+        except _UNDECODABLE as error:
             raise WireError(f"undecodable message: {str(error)[:200]}") from error
         finally:
             used, self._frames = self._next_frame, ()

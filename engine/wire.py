@@ -13,6 +13,7 @@ no text travels but names, grammars and error causes. `codec` turns these struct
 
 import enum
 import struct
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +22,16 @@ from engine.errors import WireError
 from engine.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
+
+# Bounds of what a peer may say, checked while decoding. A NaN is outside every range.
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+RequestIds = Annotated[list[RequestId], msgspec.Meta(max_length=1 << 16)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=(1 << 16) - 1)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+Cause = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
 
 class RequestType(bytes, enum.Enum):
@@ -78,72 +89,79 @@ class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
 class MultiModalFeature(Message, frozen=True):
     """One processed image or sound of a prompt. On the wire, not served yet."""
 
-    modality: str
-    hash: str
+    modality: Name
+    hash: Name
     """Identifies the content; part of the block hashes of the tokens it covers."""
-    offset: int
+    offset: Count
     """First prompt token it stands for."""
-    length: int
+    length: Count
     data: np.ndarray | None = None
 
 
 class LoRARequest(Message, frozen=True):
     """A LoRA adapter to apply. On the wire, not served yet."""
 
-    name: str
+    name: Name
     adapter_id: int
-    path: str
+    path: Name
 
 
 class PoolingParams(Message, frozen=True):
     """An embedding instead of a continuation. On the wire, not served yet."""
 
-    task: str
-    dimensions: int | None = None
+    task: Name
+    dimensions: Count | None = None
     normalize: bool = True
 
 
 class EngineCoreRequest(Message, frozen=True):
     """ADD: one sequence to generate. The first nine fields have no defaults."""
 
-    request_id: str
+    request_id: RequestId
     """Ours: unique, whatever the client sent."""
     prompt_token_ids: np.ndarray | None
     """`[num_tokens]` u32; None only with `prompt_embeds`."""
-    mm_features: list[MultiModalFeature] | None
+    mm_features: Annotated[list[MultiModalFeature], msgspec.Meta(max_length=1024)] | None
     sampling_params: SamplingParams | None
     pooling_params: PoolingParams | None
-    arrival_time: float
+    arrival_time: Seconds
     """Seconds since the epoch, on the API server's clock. Orders requests of one priority."""
     lora_request: LoRARequest | None
-    cache_salt: str | None
+    cache_salt: Name | None
     """Part of the first block's hash: requests share cached prefixes only with the same salt."""
-    data_parallel_rank: int | None
+    data_parallel_rank: Rank | None
     prompt_embeds: np.ndarray | None = None
-    client_index: int = 0
+    client_index: Rank = 0
     """Which API server sent it, and so which PULL gets its outputs."""
-    current_wave: int = 0
+    current_wave: Count = 0
     priority: int = 0
     """Lower runs first, with the priority policy."""
-    trace_headers: dict[str, str] | None = None
+    trace_headers: Annotated[dict[Name, Name], msgspec.Meta(max_length=16)] | None = None
     output_token_ids: np.ndarray | None = None
     """`[num_tokens]` u32, generated elsewhere already: generation continues exactly after them, and
     penalties, seeds, stop checks and `max_tokens` count them as output. They are not sent again."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_token_ids is None and self.prompt_embeds is None:
+            raise WireError("a request has prompt_token_ids or prompt_embeds")
+        for tokens in (self.prompt_token_ids, self.output_token_ids):
+            if tokens is not None and (tokens.dtype != np.uint32 or tokens.ndim != 1):
+                raise WireError(f"token ids are u32 in one row, not {tokens.dtype} {tokens.shape}")
 
 
 class StartWave(Message, frozen=True):
     """START_DP_WAVE: step together until all ranks are done."""
 
-    wave: int
-    exclude_engine: int | None = None
+    wave: Count
+    exclude_engine: Rank | None = None
 
 
 class UtilityCall(Message, frozen=True):
     """UTILITY: run one method of the allow-list on the engine core."""
 
-    client_index: int
-    call_id: int
-    method: str
+    client_index: Rank
+    call_id: Count
+    method: Name
     args: msgspec.Raw
     """A msgpack array; its types are the method's (`engine/utility.py`)."""
 
@@ -154,29 +172,29 @@ class UtilityCall(Message, frozen=True):
 class Fingerprint(Message, frozen=True):
     """What must be equal on all ranks of a server."""
 
-    protocol: int
-    code: str
-    packages: dict[str, str]
-    model: str
-    tokenizer: str
+    protocol: Count
+    code: Name
+    packages: dict[Name, Name]
+    model: Name
+    tokenizer: Name
 
 
 class EngineReady(Message, frozen=True):
     """READY: the first frame on each DEALER. What the API server needs and cannot know before."""
 
-    engine_index: int
-    epoch: int
-    max_model_len: int
+    engine_index: Rank
+    epoch: Epoch
+    max_model_len: Count
     """After auto-fitting to memory."""
-    num_gpu_blocks: int
-    block_size: int
-    kv_cache_size_tokens: int
-    dtype: str
-    vocab_size: int
+    num_gpu_blocks: Count
+    block_size: Count
+    kv_cache_size_tokens: Count
+    dtype: Name
+    vocab_size: Count
     """Rows of the embedding: token ids at or above it are refused."""
-    max_num_seqs: int
+    max_num_seqs: Count
     fingerprint: Fingerprint
-    load_s: float = 0.0
+    load_s: Seconds = 0.0
 
 
 class Logprobs(Message, frozen=True):
@@ -199,14 +217,14 @@ class EngineCoreEvent(Message, frozen=True):
     """A change of a request's state, stamped with the core's own monotonic clock, in seconds."""
 
     kind: EventKind
-    timestamp: float
+    timestamp: Seconds
 
 
 class PrefillStats(Message, frozen=True):
     """Sent once, with the first token of a request."""
 
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    num_prompt_tokens: Count
+    num_cached_tokens: Count
     """Prompt tokens that were found in the prefix cache when the request was first scheduled."""
 
 
@@ -218,14 +236,14 @@ class OutputDetails(Message, frozen=True):
     pooling_output: np.ndarray | None = None
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
-    error: str | None = None
+    error: Cause | None = None
     """Cause of FinishReason.ERROR, for the client: names no path, address or traceback."""
 
 
 class EngineCoreOutput(Message, frozen=True):
     """What one step brought one request."""
 
-    request_id: str
+    request_id: RequestId
     new_token_ids: bytes
     """Little-endian u32 (`codec.unpack_tokens`); empty where only the state changed."""
     finish_reason: FinishReason | None = None
@@ -237,44 +255,44 @@ class EngineCoreOutput(Message, frozen=True):
 class SchedulerStats(Message, frozen=True):
     """Load and counters of an engine core after a step. Counters count from its start."""
 
-    num_waiting: int
-    num_running: int
-    kv_cache_usage: float
+    num_waiting: Count
+    num_running: Count
+    kv_cache_usage: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
     """Share of blocks that requests hold, 0 to 1."""
-    num_steps: int = 0
-    num_preemptions: int = 0
-    prefix_cache_queries: int = 0
+    num_steps: Count = 0
+    num_preemptions: Count = 0
+    prefix_cache_queries: Count = 0
     """Prompt tokens looked up in the prefix cache."""
-    prefix_cache_hits: int = 0
+    prefix_cache_hits: Count = 0
     """Prompt tokens found there."""
-    num_prompt_tokens: int = 0
+    num_prompt_tokens: Count = 0
     """Prompt tokens computed or found."""
-    num_generation_tokens: int = 0
-    num_dropped_messages: int = 0
+    num_generation_tokens: Count = 0
+    num_dropped_messages: Count = 0
     """Messages from sockets that broke the protocol."""
 
 
 class UtilityOutput(Message, frozen=True):
     """Answer to a UtilityCall: a result, or the failure's text."""
 
-    call_id: int
-    failure: str | None = None
+    call_id: Count
+    failure: Cause | None = None
     result: msgspec.Raw | None = None
 
 
 class EngineCoreOutputs(Message, frozen=True):
     """OUTPUTS: everything one step has for one API server."""
 
-    engine_index: int
-    epoch: int
+    engine_index: Rank
+    epoch: Epoch
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
-    timestamp: float = 0.0
+    timestamp: Seconds = 0.0
     """The core's monotonic clock when the step ended: all tokens in `outputs` appeared then."""
     utility: UtilityOutput | None = None
-    finished_ids: list[str] | None = None
-    wave_complete: int | None = None
-    start_wave: int | None = None
+    finished_ids: list[RequestId] | None = None
+    wave_complete: Count | None = None
+    start_wave: Count | None = None
 
 
 class Phase(enum.IntEnum):
@@ -292,25 +310,24 @@ class Heartbeat(Message, frozen=True):
     """HEARTBEAT: alive, and how long the step under way has taken. A core that hangs is a dead
     core."""
 
-    engine_index: int
-    epoch: int
-    step: int
-    age_ms: int
+    engine_index: Rank
+    epoch: Epoch
+    step: Count
+    age_ms: Count
     """Time since the phase under way began; 0 when idle."""
     phase: Phase
 
 
-ENGINE_CORE_DEAD = "ENGINE_CORE_DEAD"
+ENGINE_CORE_DEAD: Literal["ENGINE_CORE_DEAD"] = "ENGINE_CORE_DEAD"
 
 
 class EngineDead(Message, frozen=True):
     """DEAD: the last message of an engine core."""
 
-    literal: str
-    """Always `ENGINE_CORE_DEAD`."""
-    engine_index: int
-    epoch: int
-    cause: str
+    literal: Literal["ENGINE_CORE_DEAD"]
+    engine_index: Rank
+    epoch: Epoch
+    cause: Cause
 
 
 _IDENTITY = struct.Struct("<HI")
