@@ -136,7 +136,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 def check_range(name: str, value: float, least: float, most: float) -> None:
     """Raise InvalidRequestError unless `value` is a number from `least` to `most`."""
-    # NaN fails a two-sided comparison, and Python compares integers of any size with floats exactly.
+    # NaN fails a two-sided comparison; Python compares integers of any size with floats exactly.
     if not least <= value <= most:
         raise InvalidRequestError(
             f"{name} must be from {least} to {most}, not {str(value)[:40]}", name
