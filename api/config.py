@@ -1,0 +1,55 @@
+"""Frozen settings of an API server. Built by `cluster`, which reads flags and environment."""
+
+from dataclasses import dataclass
+
+from engine.config import Policy
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    served_model_names: tuple[str, ...]
+    """Names that requests may use for the model; the first one is shown in answers
+    (`--served-model-name`)."""
+
+    shutdown_timeout_s: float = 20.0
+    """After the first stop signal, running requests may take this long to finish; below the 30 s
+    that Kubernetes grants by default."""
+
+    start_timeout_s: float = 660.0
+    """All engine cores must be ready by then: the workers' 600 s, and a minute for the rest."""
+
+    scheduling_policy: Policy = "fcfs"
+    """With "fcfs" a request that asks for a `priority` is refused rather than misunderstood."""
+
+    max_body_bytes: int = 8 << 20
+    """Larger request bodies are a 413, refused while they are read."""
+
+    max_n: int = 128
+    """Largest `n` of one request."""
+
+    max_sequences: int = 1024
+    """Largest number of prompts times `n` of one request."""
+
+    num_text_threads: int = 2
+    """Threads that tokenize prompts and render templates, off the event loop."""
+
+    access_log: bool = True
+    """One line per request; never for probes and metrics."""
+
+    dead_linger_s: float = 1.0
+    """After an engine core's death the port keeps answering 503 for this long, so that clients and
+    probes get a straight answer before the process exits."""
+
+    chat_template: str | None = None
+    """Jinja text used instead of the model's own template (`--chat-template`)."""
+
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not self.served_model_names or not all(self.served_model_names):
+            raise ConfigError("--served-model-name must not be empty")
+        if self.shutdown_timeout_s < 0:
+            raise ConfigError(
+                f"--shutdown-timeout must not be negative, not {self.shutdown_timeout_s}"
+            )

@@ -1,0 +1,91 @@
+"""When things happened to one request, by the engine core's own clock. Pure.
+
+Fed by `request_stream` with each output, read by `metrics`. The definitions, for a request that may
+be preempted any number of times:
+
+    QUEUED    SCHEDULED     first token      PREEMPTED   SCHEDULED         last token
+      |  queue   |   prefill    |    decode     |  queue     |    decode       |
+      +----------+--------------+---------------+------------+-----------------+
+
+queue: all waiting, before the first step and after each preemption. prefill: running time up to the
+first token. decode: running time after it, which includes recomputing what a preemption threw away.
+The three add up to the time from QUEUED to the last token. All of them are differences of stamps of
+one clock, so neither a slow API server nor a second machine's clock can bend them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from engine.wire import EngineCoreEvent, EventKind
+
+
+class Timeline:
+    """Adds up the times of one request."""
+
+    __slots__ = (
+        "_gap_observer",
+        "_is_waiting",
+        "_mark",
+        "decode_s",
+        "first_token_at",
+        "last_token_at",
+        "num_preemptions",
+        "prefill_s",
+        "queue_s",
+        "was_scheduled",
+    )
+
+    def __init__(self, gap_observer: Callable[[float], None] | None = None) -> None:
+        """`gap_observer` is called with the seconds between a token's step and the one before."""
+        self.queue_s = 0.0
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.num_preemptions = 0
+        self.was_scheduled = False
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self._gap_observer = gap_observer
+        self._is_waiting = True
+        self._mark: float | None = None
+        """Where the interval under way began."""
+
+    def update(
+        self, events: Sequence[EngineCoreEvent] | None, timestamp: float, has_tokens: bool
+    ) -> None:
+        """Take in one output: its events, and the end of the step that its tokens appeared in."""
+        if events:
+            for event in events:
+                self._on_event(event.kind, event.timestamp)
+        if has_tokens:
+            self._on_token(timestamp)
+
+    def _on_event(self, kind: EventKind, timestamp: float) -> None:
+        self._advance(timestamp)
+        if kind is EventKind.SCHEDULED:
+            self._is_waiting = False
+            self.was_scheduled = True
+        else:
+            self._is_waiting = True
+            self.num_preemptions += kind is EventKind.PREEMPTED
+
+    def _on_token(self, timestamp: float) -> None:
+        # Steps overlap: a request may be preempted after the step that its token comes from began,
+        # so the token's stamp ends an interval only while the request runs.
+        if not self._is_waiting:
+            self._advance(timestamp)
+        if self.first_token_at is None:
+            self.first_token_at = timestamp
+        elif self._gap_observer is not None and self.last_token_at is not None:
+            self._gap_observer(max(0.0, timestamp - self.last_token_at))
+        self.last_token_at = timestamp
+
+    def _advance(self, timestamp: float) -> None:
+        """End the interval under way at `timestamp` and book it."""
+        if self._mark is not None:
+            passed_s = max(0.0, timestamp - self._mark)
+            if self._is_waiting:
+                self.queue_s += passed_s
+            elif self.first_token_at is None:
+                self.prefill_s += passed_s
+            else:
+                self.decode_s += passed_s
+        self._mark = timestamp if self._mark is None else max(self._mark, timestamp)
