@@ -138,6 +138,14 @@ class ExecutorConfig:
     attention_backend: str | None = None
     """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
 
+    start_method: Literal["spawn", "fork", "forkserver"] = "spawn"
+    """How worker processes start (`RAYWIRE_WORKER_MULTIPROC_METHOD`). Fork is quick but unsafe in a
+    process that has used CUDA, ZeroMQ or threads, as an engine core has."""
+
+    rpc_base_path: str | None = None
+    """Where the workers' socket folder is made (`RAYWIRE_RPC_BASE_PATH`); None is the system's
+    temporary folder. It is gone again once all workers are connected."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
