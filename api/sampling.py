@@ -1,0 +1,173 @@
+"""Sampling parameters as a user gives them: the engine's, and what only concerns text.
+
+Used by the `LLM` class and by the HTTP routes. Stop strings, special tokens and the number of
+choices never reach the engine: `for_engine` leaves them out.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from engine.errors import InvalidRequestError
+from engine.sampling_params import RepetitionDetection, check_range
+from engine.sampling_params import SamplingParams as EngineSamplingParams
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+
+
+class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
+    """How to continue a prompt. All fields are keywords, with vLLM's names and defaults.
+
+    Lists may be given for tuples, and a single string for `stop`.
+
+    Raises:
+        InvalidRequestError: a value has the wrong type or is out of bounds; `param` names it.
+    """
+
+    max_tokens: int | None = 16
+    """Output tokens at most. None: as many as the model's length leaves after the prompt."""
+
+    n: int = 1
+    """Independent continuations of each prompt."""
+
+    stop: tuple[str, ...] = ()
+    """Generation ends where one of these strings appears."""
+
+    include_stop_str_in_output: bool = False
+    """Keep the stop string, or the text of the stop token, at the end of the text."""
+
+    skip_special_tokens: bool = True
+    """Leave out the text of special tokens."""
+
+    spaces_between_special_tokens: bool = True
+    """Only with `skip_special_tokens` off, and only for tokenizers that join tokens by spaces
+    (WordPiece and the like): False joins neighbouring special tokens without one."""
+
+    def __post_init__(self) -> None:
+        _replace(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        for name, (is_right, kind) in _KINDS.items():
+            value = getattr(self, name)
+            if name in _TUPLES and isinstance(value, list | set | frozenset):
+                value = tuple(value)
+                _replace(self, name, value)
+            if value is None and name in _TUPLES_BY_DEFAULT:
+                _replace(self, name, ())
+            elif not is_right(value):
+                raise InvalidRequestError(f"{name} must be {kind}, not {value!r:.80}", name)
+        super().__post_init__()
+        check_range("n", self.n, 1, MAX_N)
+        _check_stop(self.stop)
+
+    def for_engine(self, choice: int = 0) -> EngineSamplingParams:
+        """What the engine needs to generate continuation number `choice`.
+
+        Continuations of one prompt draw from seeds that follow each other, or they would be equal.
+        """
+        fields = {name: getattr(self, name) for name in EngineSamplingParams.__struct_fields__}
+        if self.seed is not None and choice:
+            fields["seed"] = _wrap_seed(self.seed + choice)
+        return EngineSamplingParams(**fields)
+
+
+def _wrap_seed(seed: int) -> int:
+    """Bring a sum back into the 64 bits of a seed."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _replace(params: SamplingParams, name: str, value: object) -> None:
+    # Frozen for its users; while it is being built, values still take their final form.
+    msgspec.structs.force_setattr(params, name, value)
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}", "stop"
+        )
+    for string in stop:
+        if not string:
+            raise InvalidRequestError("stop must not hold an empty string", "stop")
+        if len(string) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(
+                f"a stop string has at most {MAX_STOP_STRING_CHARS} characters, not {len(string)}",
+                "stop",
+            )
+
+
+# msgspec checks types when it decodes, not when a struct is built by hand, which is what users of
+# the `LLM` class do. `True` is an int to Python, but never what a user means by a number.
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _all(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(map(is_right, value))
+
+
+def _optional(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_right(value)
+
+
+def _is_bias(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(map(_is_int, value))
+        and all(map(_is_number, value.values()))
+    )
+
+
+def _kinds(
+    names: Iterable[str], is_right: Callable[[Any], bool], kind: str
+) -> dict[str, tuple[Callable[[Any], bool], str]]:
+    return dict.fromkeys(names, (is_right, kind))
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_BOOLS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+_TUPLES_BY_DEFAULT = ("stop", "stop_token_ids", "eos_token_ids")
+_TUPLES = (*_TUPLES_BY_DEFAULT, "allowed_token_ids")
+
+_KINDS: Final = {
+    **_kinds(_NUMBERS, _is_number, "a number"),
+    **_kinds(("top_k", "min_tokens", "n"), _is_int, "an integer"),
+    **_kinds(
+        ("seed", "max_tokens", "logprobs", "prompt_logprobs"), _optional(_is_int), "an integer"
+    ),
+    **_kinds(_BOOLS, _is_bool, "true or false"),
+    **_kinds(("stop_token_ids", "eos_token_ids"), _all(_is_int), "a list of token ids"),
+    **_kinds(("allowed_token_ids",), _optional(_all(_is_int)), "a list of token ids"),
+    **_kinds(
+        ("stop",), _all(lambda value: isinstance(value, str)), "a string or a list of strings"
+    ),
+    **_kinds(("logit_bias",), _optional(_is_bias), "a map from token ids to numbers"),
+    **_kinds(
+        ("repetition_detection",),
+        _optional(lambda value: isinstance(value, RepetitionDetection)),
+        "a RepetitionDetection",
+    ),
+}
