@@ -1,0 +1,209 @@
+"""What an engine core sends about one sequence, as text and facts for its reader. Pure.
+
+    EngineCoreOutput -> new tokens -> detokenizer -> stop strings -> OutputDelta
+
+Used by the HTTP routes and by `LLM`, one processor for each sequence. When things happened is kept
+by `timeline`; what JSON it becomes, by the routes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api import detokenizer
+from api.sampling import SamplingParams
+from api.stop_strings import StopMatcher
+from api.tokenizer import Tokenizer
+from engine.codec import unpack_tokens
+from engine.wire import EngineCoreOutput, FinishReason, Logprobs
+
+LEAST_LOGPROB = -9999.0
+"""Stands for a token that cannot be sampled: JSON knows no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token at one position."""
+
+    token_id: int
+    token: str
+    """Its text by itself; U+FFFD for bytes that are no whole character."""
+    bytes: bytes
+    logprob: float
+    """Of the raw model distribution: before penalties, bias, temperature and cuts. At least
+    `LEAST_LOGPROB`."""
+    rank: int
+    """1 is the most likely token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The token at one position and the best alternatives."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+    """As many as were asked for, most likely first; `chosen` may be among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What is new in one sequence."""
+
+    text: str
+    """May be empty although tokens came: an incomplete character or what may become a stop string
+    is held back. All texts joined are the whole text."""
+
+    token_ids: list[int]
+    """Tokens that count: up to and with the one that completed a stop string, the stop token
+    included."""
+
+    logprobs: list[PositionLogprobs] | None
+    """One for each of `token_ids`, if asked for."""
+
+    prompt_logprobs: list[PositionLogprobs] | None
+    """One for each prompt token after the first, if asked for; once, before or with the first
+    token."""
+
+    finish_reason: str | None
+    """"stop", "length", "abort", "error" or "repetition"; set in the last delta only."""
+
+    stop_reason: int | str | None
+    """The stop string or stop token id that ended it; None for the model's own end token."""
+
+    is_cut_short: bool
+    """A stop string ended the sequence, and the engine does not know: abort the request there
+    (closing its stream does)."""
+
+    error: str | None
+    """What failed, with the finish reason "error"."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    num_output_tokens: int
+    """All tokens of the sequence so far."""
+
+
+class OutputProcessor:
+    """Follows one sequence from its first output to its last."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
+    ) -> None:
+        self.is_finished = False
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self._tokenizer = tokenizer
+        self._params = params
+        self._detokenizer = detokenizer.start(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._matcher = (
+            StopMatcher(params.stop, include_match=params.include_stop_str_in_output)
+            if params.stop
+            else None
+        )
+
+    def push(self, output: EngineCoreOutput) -> OutputDelta | None:
+        """Take in an output, which may hold several tokens.
+
+        Returns:
+            None where nothing came that a reader could use: a mere change of state, or anything
+            after the end.
+        """
+        if self.is_finished:
+            return None
+        details = output.details
+        if details is not None and details.prefill_stats is not None:
+            self.num_cached_tokens = details.prefill_stats.num_cached_tokens
+        token_ids = unpack_tokens(output.new_token_ids)
+        prompt_logprobs = details.prompt_logprobs if details is not None else None
+        if not token_ids and output.finish_reason is None and prompt_logprobs is None:
+            return None
+
+        text, num_used = self._read(token_ids, output.finish_reason)
+        matched = self._matcher.matched if self._matcher is not None else None
+        finish_reason = FinishReason.STOP if matched is not None else output.finish_reason
+        self.is_finished = finish_reason is not None
+        logprobs = details.new_logprobs if details is not None else None
+        return OutputDelta(
+            text=text,
+            token_ids=token_ids[:num_used],
+            logprobs=self._name(logprobs, num_used) if logprobs is not None else None,
+            prompt_logprobs=self._name(prompt_logprobs) if prompt_logprobs is not None else None,
+            finish_reason=finish_reason.word if finish_reason is not None else None,
+            stop_reason=matched if matched is not None else output.stop_reason,
+            is_cut_short=matched is not None and output.finish_reason is None,
+            error=details.error if details is not None else None,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+        )
+
+    def _read(self, token_ids: list[int], finish_reason: FinishReason | None) -> tuple[str, int]:
+        """Return the text that may leave, and how many of the tokens count."""
+        is_stopped = finish_reason is FinishReason.STOP
+        is_last_shown = self._params.include_stop_str_in_output or not is_stopped
+        shown = token_ids if is_last_shown else token_ids[:-1]
+        if self._matcher is not None:
+            return self._read_watched(self._matcher, token_ids, shown, finish_reason)
+        self.num_output_tokens += len(token_ids)
+        text = self._detokenizer.push(shown)
+        if finish_reason is not None:
+            text += self._detokenizer.finish()
+        return text, len(token_ids)
+
+    def _read_watched(
+        self,
+        matcher: StopMatcher,
+        token_ids: list[int],
+        shown: list[int],
+        finish_reason: FinishReason | None,
+    ) -> tuple[str, int]:
+        """The same with stop strings: token by token, so that those after a match do not count."""
+        pieces = []
+        for place, token_id in enumerate(shown, start=1):
+            self.num_output_tokens += 1
+            may_match = self.num_output_tokens > self._params.min_tokens
+            pieces.append(matcher.push(self._detokenizer.push([token_id]), may_match=may_match))
+            if matcher.matched is not None:
+                return "".join(pieces), place
+        self.num_output_tokens += len(token_ids) - len(shown)
+        if finish_reason is not None:
+            pieces.append(matcher.push(self._detokenizer.finish()))
+            if matcher.matched is None:
+                pieces.append(matcher.finish())
+        return "".join(pieces), len(token_ids)
+
+    def _name(self, logprobs: Logprobs, num_rows: int | None = None) -> list[PositionLogprobs]:
+        """Give the tokens of an array their texts."""
+        return [
+            self._name_position(token_ids, values, rank)
+            for token_ids, values, rank in zip(
+                logprobs.token_ids[:num_rows].tolist(),
+                logprobs.logprobs[:num_rows].tolist(),
+                logprobs.ranks[:num_rows].tolist(),
+                strict=True,
+            )
+        ]
+
+    def _name_position(
+        self, token_ids: list[int], values: list[float], rank: int
+    ) -> PositionLogprobs:
+        return PositionLogprobs(
+            chosen=self._name_token(token_ids[0], values[0], rank),
+            top=[
+                self._name_token(token_id, value, place)
+                for place, (token_id, value) in enumerate(
+                    zip(token_ids[1:], values[1:], strict=True), start=1
+                )
+            ],
+        )
+
+    def _name_token(self, token_id: int, value: float, rank: int) -> TokenLogprob:
+        raw = self._tokenizer.token_bytes(token_id)
+        text = raw.decode("utf-8", "replace")
+        return TokenLogprob(token_id, text, raw, max(value, LEAST_LOGPROB), rank)
