@@ -1,0 +1,214 @@
+"""EngineCore: schedule, execute, update. No sockets, no threads.
+
+`process` owns the loop around it: it feeds `add` and `abort` from its queues, calls `step` while
+there is work, and sends what comes back. `prepare` alone is called from another thread. The workers
+are behind `Executor`; whatever goes wrong with them comes out of `step` as ExecutorError, and then
+the engine core is dead.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+from engine import admission
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.executor import Executor
+from engine.kv_cache_manager import KVCacheManager
+from engine.kv_sizing import size_kv_cache
+from engine.request import Request, from_wire
+from engine.scheduler import Scheduler
+from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport
+from engine.wire import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Phase,
+    SchedulerStats,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """The model of one data-parallel rank, its requests and its KV cache."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Load the model through `executor`, size and allocate the KV cache.
+
+        Raises:
+            ConfigError: model, memory and settings do not go together.
+            ExecutorError: the workers failed.
+        """
+        self.executor = executor
+        self.num_dropped_messages = 0
+        """Messages that broke the protocol; the input thread counts them, `stats` passes it on."""
+        self._config = config
+        self._clock = clock
+        self.enter(Phase.LOADING)
+
+        reports = executor.load()
+        size = size_kv_cache(reports, config.model, config.cache)
+        self.num_gpu_blocks = size.num_blocks
+        self.max_model_len = size.max_model_len
+        self.kv_cache_size_tokens = size.num_tokens
+        self.vocab_size = min(report.vocab_size for report in reports)
+        self.dtype = reports[0].dtype
+        self._check_budget()
+        executor.initialize_kv_cache(
+            KVCacheSpec(
+                num_blocks=size.num_blocks,
+                block_size=config.cache.block_size,
+                max_model_len=size.max_model_len,
+                max_num_seqs=config.scheduler.max_num_seqs,
+                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            )
+        )
+        self._max_in_flight = config.parallel.pipeline_parallel_size
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._scheduler = Scheduler(
+            config.scheduler,
+            KVCacheManager(size.num_blocks, config.cache.block_size),
+            config.parallel.pipeline_parallel_size,
+        )
+        self._log_start(reports)
+        self.enter(Phase.IDLE)
+
+    # ------------------------------------------------------------------ requests come and go
+
+    def prepare(self, request: EngineCoreRequest) -> Request:
+        """Check `request` and make it ready for `add`: the slow part, the hashing of its blocks, is
+        done here. Thread-safe.
+
+        Raises:
+            RequestError: this engine core cannot serve it.
+        """
+        admission.check(request, max_model_len=self.max_model_len, vocab_size=self.vocab_size)
+        return from_wire(
+            request,
+            max_model_len=self.max_model_len,
+            block_size=self._config.cache.block_size,
+            is_cached=self._config.cache.enable_prefix_caching,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a prepared request. One whose id is taken is dropped, and logged."""
+        if not self._scheduler.add(request, self._clock()):
+            # API servers make ids unique, so this is a fault in a peer. It gets no error: that
+            # would end the stream of the older request, which goes by the same id.
+            logger.warning("dropped a request whose id is taken: %s", request.request_id)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; each gets one last output, from the next `step`. Ids that are unknown or
+        come again are ignored."""
+        self._scheduler.abort(request_ids)
+
+    # -------------------------------------------------------------------------------- the step
+
+    def step(self, drain_aborts: Callable[[], None]) -> dict[int, EngineCoreOutputs]:
+        """Run the oldest step under way to its end and return what it brought, by client index.
+
+        `drain_aborts` is called right after the forward pass, so that an aborted request costs at
+        most the steps under way and gets no token of theirs. It may call `abort`.
+        """
+        self._schedule()
+        if self._in_flight:
+            plan, reply = self._execute()
+            drain_aborts()
+            self._update(plan, reply)
+        outputs = self._collect()
+        self.enter(Phase.IDLE)
+        return outputs
+
+    def _schedule(self) -> None:
+        """Fill the pipeline: one step under way for each stage."""
+        self.enter(Phase.SCHEDULE)
+        while len(self._in_flight) < self._max_in_flight:
+            plan = self._scheduler.schedule(self._clock())
+            if plan is None:
+                break
+            self._in_flight.append((plan, self.executor.execute(plan)))
+        if not self._in_flight and self._scheduler.num_requests:
+            # Would loop for ever. `kv_sizing` makes sure that any one request fits.
+            raise RuntimeError("no request can run and none is running")
+
+    def _execute(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+        """Wait for the oldest step under way."""
+        self.enter(Phase.EXECUTE)
+        plan, future = self._in_flight.popleft()
+        return plan, future.result()
+
+    def _update(self, plan: SchedulerOutput, reply: ModelRunnerOutput) -> None:
+        self.enter(Phase.UPDATE)
+        self._scheduler.update(plan, reply)
+
+    def _collect(self) -> dict[int, EngineCoreOutputs]:
+        outputs = self._scheduler.take_outputs()
+        if not outputs:
+            return {}
+        rank, epoch = self._config.parallel.data_parallel_rank, self._config.wire.epoch
+        stats, now = self.stats(), self._clock()
+        return {
+            client_index: EngineCoreOutputs(rank, epoch, batch, stats, now)
+            for client_index, batch in outputs.items()
+        }
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to hand out."""
+        return bool(self._in_flight or self._scheduler.num_requests or self._scheduler.has_outputs)
+
+    def enter(self, phase: Phase) -> None:
+        """Note what the engine core does from now on, for heartbeats (read by another thread)."""
+        self.phase_began = self._clock()
+        self.phase = phase
+
+    @property
+    def num_steps(self) -> int:
+        return self._scheduler.counters.num_steps
+
+    # ------------------------------------------------------------------------------ utilities
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content. Refused (False) while any request holds a block."""
+        return self._scheduler.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats(self.num_dropped_messages)
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self.executor.close()
+
+    def validate(self) -> None:
+        """Check every invariant. For tests."""
+        self._scheduler.validate()
+
+    # ------------------------------------------------------------------------------- start-up
+
+    def _check_budget(self) -> None:
+        settings = self._config.scheduler
+        if settings.enable_chunked_prefill:
+            return
+        if settings.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"without chunked prefill a prompt runs in one step, so --max-num-batched-tokens"
+                f" {settings.max_num_batched_tokens} must be at least --max-model-len"
+                f" {self.max_model_len}"
+            )
+
+    def _log_start(self, reports: Sequence[WorkerReport]) -> None:
+        for report in reports:
+            logger.info("rank=%d %s", report.rank, report.description)
+        logger.info(
+            "num_gpu_blocks=%d kv_cache_size_tokens=%d max_model_len=%d dtype=%s",
+            self.num_gpu_blocks,
+            self.kv_cache_size_tokens,
+            self.max_model_len,
+            self.dtype,
+        )

@@ -1,0 +1,103 @@
+"""Which blocks a request holds, shares and needs. Used by the scheduler; the pool counts.
+
+Blocks of a request, in the order of its tokens:
+
+    [ found in the prefix cache ][ computed, registered ][ computed, not full ][ for this step ]
+      shared, full                 shared from now on
+
+A block is registered (made findable) when the step that computes its last token is *scheduled*, not
+when it returns. Each worker executes the plans in the order they were made, and within a step
+writes the keys and values of all scheduled tokens before any of them attends; so whoever finds the
+block reads it after it was written, in the same step or a later one. For the same reason blocks may
+be freed and handed on while a step that writes to them is under way: the next owner's writes come
+later. If a step fails, the engine core is dead and its cache with it.
+"""
+
+from engine.block_pool import BlockPool
+from engine.request import Request
+
+_NO_BLOCKS: list[int] = []
+"""Shared by all who need none; never changed."""
+
+
+class KVCacheManager:
+    """Block tables of all requests over one pool of `num_blocks` blocks (the null block included).
+
+    Where prefix caching is off, requests come without hashes and so nothing is found or shared.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._pool = BlockPool(num_blocks)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest request that fits when it is alone."""
+        return (self._pool.num_blocks - 1) * self._block_size
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that requests hold, 0 to 1."""
+        return self._pool.usage
+
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks that `request` lacks to hold all its known tokens."""
+        return -(-request.num_tokens // self._block_size) - len(request.block_ids)
+
+    def find_cached(self, request: Request) -> list[int]:
+        """The longest cached prefix of `request`, in blocks.
+
+        One token at least is left to compute: the next one is sampled from its output.
+        """
+        if request.wants_prompt_logprobs:
+            return _NO_BLOCKS
+        most = (request.num_tokens - 1) // self._block_size
+        return self._pool.find(request.block_hashes, most)
+
+    def admit(self, request: Request, cached: list[int], num_tokens: int, reserved: int) -> bool:
+        """Give `request` the `cached` blocks and new ones, for its first `num_tokens` tokens.
+
+        False, and nothing changes, unless all its known tokens would fit beside the `reserved`
+        blocks that others need to finish their prompts: who starts to prefill can also end it.
+        """
+        room = self._pool.num_free - self._pool.count_free(cached) - reserved
+        if self.num_missing_blocks(request) - len(cached) > room:
+            return False
+        self._pool.share(cached)
+        num_new = -(-num_tokens // self._block_size) - len(cached)
+        request.block_ids = cached + self._pool.allocate(num_new)
+        request.num_registered_blocks = len(cached)
+        return True
+
+    def extend(self, request: Request, num_tokens: int) -> list[int] | None:
+        """New blocks, so that `request` holds `num_tokens` tokens; None if the pool lacks them."""
+        num_new = -(-num_tokens // self._block_size) - len(request.block_ids)
+        if num_new <= 0:
+            return _NO_BLOCKS
+        if num_new > self._pool.num_free:
+            return None
+        new = self._pool.allocate(num_new)
+        request.block_ids += new
+        return new
+
+    def register(self, request: Request) -> None:
+        """Make the blocks findable that are full with the tokens scheduled so far."""
+        if request.root_hash is None:
+            return
+        num_full = request.num_computed_tokens // self._block_size
+        for index in range(request.num_registered_blocks, num_full):
+            self._pool.register(request.block_ids[index], request.block_hashes[index])
+        request.num_registered_blocks = max(num_full, request.num_registered_blocks)
+
+    def free(self, request: Request) -> None:
+        """Take all blocks from `request`; full ones stay findable until they are handed out."""
+        self._pool.free(request.block_ids)
+        request.block_ids = []
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content. Refused (False) while a request holds blocks."""
+        return self._pool.reset()
+
+    def validate(self, requests: list[Request]) -> None:
+        """Check the pool against the block tables of all requests. For tests."""
+        self._pool.validate([request.block_ids for request in requests])

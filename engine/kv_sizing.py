@@ -1,0 +1,103 @@
+"""How many KV blocks an engine core has, and how long a request may be. Pure: from the reports of
+its ranks and the settings. Used by `core` once, after the model has loaded.
+
+One rule: the blocks hold at least one request of `max_model_len` tokens. So whatever is admitted
+can run, if need be alone, and the scheduler never has to give up on a request.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import CacheConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.step import WorkerReport
+
+logger = logging.getLogger(__name__)
+
+NUM_BLOCKS_WITHOUT_KV = 16384
+"""For a model that keeps no KV at all: enough to schedule by."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSize:
+    num_blocks: int
+    """With the null block, which holds no tokens."""
+
+    max_model_len: int
+
+    num_tokens: int
+    """Tokens in all blocks."""
+
+
+def size_kv_cache(
+    reports: Sequence[WorkerReport], model: ModelConfig, cache: CacheConfig
+) -> KVCacheSize:
+    """Number of blocks (the minimum over ranks) and maximum length.
+
+    Raises:
+        ConfigError: the wanted length does not fit the memory or the model; with the numbers, and
+            with the largest length that would fit.
+    """
+    own_length = min(report.model_max_len for report in reports)
+    wanted = model.max_model_len
+    if isinstance(wanted, int) and not 1 <= wanted <= own_length:
+        raise ConfigError(
+            f"--max-model-len {wanted} must be from 1 to {own_length}, the model's own maximum"
+        )
+    length = wanted if isinstance(wanted, int) else own_length
+    num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, cache, length)
+    capacity = max(num_blocks - 1, 0) * cache.block_size
+    # An override says how many blocks there shall be: then the model's own length is no demand.
+    may_shrink = wanted == "auto" or (wanted is None and cache.num_gpu_blocks_override is not None)
+    if length > capacity:
+        if not may_shrink or not capacity:
+            raise _too_small(reports, cache, length, capacity)
+        logger.warning(
+            "max_model_len is %d instead of the model's %d: the KV cache holds no more",
+            capacity,
+            own_length,
+        )
+        length = capacity
+    return KVCacheSize(num_blocks, length, capacity)
+
+
+def _blocks_in_memory(reports: Sequence[WorkerReport], cache: CacheConfig, length: int) -> int:
+    limits = [
+        report.kv_budget_bytes // (report.kv_bytes_per_token * cache.block_size)
+        for report in reports
+        if report.kv_bytes_per_token
+    ]
+    if limits:
+        return min(limits)
+    return max(NUM_BLOCKS_WITHOUT_KV, -(-length // cache.block_size) + 1)
+
+
+def _too_small(
+    reports: Sequence[WorkerReport], cache: CacheConfig, length: int, capacity: int
+) -> ConfigError:
+    if cache.num_gpu_blocks_override is not None:
+        return ConfigError(
+            f"--max-model-len {length} needs more than --num-gpu-blocks-override"
+            f" {cache.num_gpu_blocks_override}, which holds {capacity} tokens"
+        )
+    tightest = min(
+        (report for report in reports if report.kv_bytes_per_token),
+        key=lambda report: report.kv_budget_bytes / report.kv_bytes_per_token,
+    )
+    num_blocks = -(-length // cache.block_size) + 1
+    needed = num_blocks * cache.block_size * tightest.kv_bytes_per_token
+    remedy = (
+        f"lower --max-model-len to {capacity} or to auto, or free memory"
+        if capacity
+        else "free memory"
+    )
+    return ConfigError(
+        f"a request of max_model_len={length} tokens needs {_mib(needed)} of KV cache,"
+        f" but rank {tightest.rank} has {_mib(tightest.kv_budget_bytes)}:"
+        f" {remedy} (--kv-cache-memory-bytes sets the size)"
+    )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB ({num_bytes} bytes)"
