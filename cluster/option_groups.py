@@ -1,0 +1,41 @@
+"""Options of a click command under headings, so that a long help can be read. Used by `cli`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class GroupedOption(click.Option):
+    """An option that knows its heading."""
+
+    def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """Shows its options under their headings, in the order in which headings first appear."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if not isinstance(param, click.Option):
+                continue  # arguments are explained in the text
+            if (record := param.get_help_record(ctx)) is not None:
+                group = param.group if isinstance(param, GroupedOption) else "Help"
+                groups.setdefault(group, []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=34)
+
+
+def in_group(group: str) -> Callable[..., Callable[[F], F]]:
+    """Return click's `option` decorator for one heading."""
+
+    def option(*args: Any, **kwargs: Any) -> Callable[[F], F]:
+        return click.option(*args, cls=GroupedOption, group=group, **kwargs)
+
+    return option

@@ -1,0 +1,183 @@
+"""Starts the engine cores of this node, watches them, ends them. One death stops the group.
+
+Used by `cluster/launch.py` for the command and for the `LLM` class. A thread waits on the
+children's sentinels; what a death means is decided by `judge`, which is pure. Workers are not
+watched here: they are their engine core's children, and its executor reports them.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
+
+from cluster.environment import StartMethod
+from engine.config import EngineConfig
+from engine.errors import ServerError
+from engine.executor import StartExecutor
+from engine.lifecycle import describe_exit, end_processes
+from engine.process import main as engine_main
+from workers.executor import start_executor
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 2.0
+"""How long a core's message that says why it ends may take after its process is gone."""
+
+
+def judge(title: str, pid: int | None, exit_code: int | None) -> tuple[bool, str]:
+    """Decide what the end of an engine core means.
+
+    Returns:
+        Whether it may have said why itself (a killed process cannot), and a line for the log.
+    """
+    line = f"engine core {title} pid={pid} {describe_exit(exit_code)}"
+    return exit_code is None or exit_code >= 0, line
+
+
+class Supervisor:
+    """The engine cores of one server on this node: started together, ended together.
+
+    Args:
+        on_death: called once per dead core, from the watching thread, with its index and the
+            cause.
+        has_said_why: whether a core's own last words (DEAD) have arrived; then the first cause is
+            in the log already.
+    """
+
+    def __init__(
+        self, on_death: Callable[[int, str], None], has_said_why: Callable[[int], bool]
+    ) -> None:
+        self._on_death = on_death
+        self._has_said_why = has_said_why
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._processes: list[BaseProcess] = []
+        self._wake_reader, self._wake_writer = multiprocessing.Pipe(duplex=False)
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """By rank; None while a core runs."""
+        return [process.exitcode for process in self._processes]
+
+    @property
+    def pids(self) -> list[int | None]:
+        return [process.pid for process in self._processes]
+
+    def start(self, configs: Sequence[EngineConfig], method: StartMethod) -> None:
+        """Start one engine core per entry. Returns when the processes exist, long before they are
+        ready.
+
+        Raises:
+            ServerError: closed meanwhile; nothing has been started.
+        """
+        make_process = _process_classes()[method]
+        target = engine_main if method == "spawn" else _forked_engine_main
+        with self._lock:
+            if self._is_closed:
+                raise ServerError("stopped before the engine cores were started")
+            for config in configs:
+                self._processes.append(
+                    make_process(
+                        target=target,
+                        args=(config, start_executor),
+                        name=f"EngineCore_DP{config.parallel.data_parallel_rank}",
+                    )
+                )
+            if method == "spawn":
+                resource_tracker.ensure_running()  # started later, it would clear the mask
+            with _interrupts_held_back():
+                for process in self._processes:
+                    process.start()
+
+    def watch(self) -> None:
+        """Begin to watch. Apart from `start`: with fork, no thread may run before."""
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._watcher.start()
+
+    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """End all cores: ask with SIGTERM, wait, kill. Idempotent; nothing can be started after it.
+
+        Args:
+            patience_s: how long they may take.
+            is_urgent: asked all the time; once true, there is no more waiting.
+        """
+        with self._lock:
+            self._is_closed = True
+        self._wake_writer.send_bytes(b"stop")  # closing it would not do: a fork has a copy
+        if self._watcher is not None:
+            self._watcher.join(_LAST_WORDS_S + 1.0)
+        started = [process for process in self._processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        deadline = time.monotonic() + patience_s
+        while any(p.is_alive() for p in started) and not is_urgent():
+            if time.monotonic() >= deadline:
+                logger.warning("engine cores do not end within %.1f s; killing them", patience_s)
+                break
+            connection.wait([p.sentinel for p in started if p.is_alive()], timeout=0.05)
+        for process in started:
+            if process.is_alive():
+                process.kill()
+        end_processes(started, timeout_s=5.0)
+
+    def _watch(self) -> None:
+        watched = {process.sentinel: i for i, process in enumerate(self._processes)}
+        while watched:
+            ready = connection.wait([*watched, self._wake_reader])
+            if self._wake_reader in ready:
+                return
+            for sentinel in ready:
+                assert isinstance(sentinel, int)
+                self._report(watched.pop(sentinel))
+
+    def _report(self, index: int) -> None:
+        process = self._processes[index]
+        process.join()
+        may_have_spoken, line = judge(process.name, process.pid, process.exitcode)
+        if may_have_spoken and self._last_words_arrive(index):
+            logger.info("%s; its cause is logged above", line)
+        else:
+            logger.error("first cause: %s", line)
+        self._on_death(index, line)
+
+    def _last_words_arrive(self, index: int) -> bool:
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while not self._has_said_why(index):
+            if time.monotonic() >= deadline or self._is_closed:
+                return self._has_said_why(index)
+            time.sleep(0.01)
+        return True
+
+
+def _process_classes() -> dict[StartMethod, Callable[..., BaseProcess]]:
+    return {
+        "fork": multiprocessing.get_context("fork").Process,
+        "spawn": multiprocessing.get_context("spawn").Process,
+    }
+
+
+def _forked_engine_main(config: EngineConfig, executor: StartExecutor) -> None:
+    # The workers are spawned, and a spawned process imports its parent's `__main__` again: the
+    # user's script, which need not be guarded when the engine is forked, and which workers do not
+    # need.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    engine_main(config, executor)
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start children with SIGINT blocked: Ctrl-C goes to the whole foreground group, and only the
+    parent acts on it. Children inherit the mask, so there is no moment in which it hits them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
