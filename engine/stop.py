@@ -40,7 +40,7 @@ def stop_reason(request: Request) -> int | None:
     return last
 
 
-def is_repeating(token_ids: array[int], start: int, detection: RepetitionDetection) -> bool:
+def is_repeating(token_ids: "array[int]", start: int, detection: RepetitionDetection) -> bool:
     """Whether the tokens from `start` on end with one pattern, `min_count` times in a row."""
     count = detection.min_count
     longest = min(detection.max_pattern_size, (len(token_ids) - start) // count)
