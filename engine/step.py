@@ -11,6 +11,11 @@ the rows:
     on.
 
 A request samples one token when the scheduled tokens reach the end of its known tokens.
+
+A request may share a block that another one fills in this very step: in each layer the keys and
+values of all scheduled tokens are written before any of them attends. Each rank runs the plans in
+the order they were made, so a block that was taken from a request may be given to another while
+steps are under way.
 """
 
 import numpy as np
