@@ -24,7 +24,7 @@ VARIABLES = {
     "RAYWIRE_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR; --log-level goes first (default: INFO)",
     "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB": "chunk of the shared-memory rings, in MiB (default: 16)",
     "RAYWIRE_RPC_BASE_PATH": "folder of the ipc sockets (default: the system's temporary folder)",
-    "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn: workers (default: spawn), and LLM's engine (default: fork)",
+    "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn, for workers and for the engine of an LLM",
 }
 """Name to meaning, as `raywire serve --help` shows them."""
 

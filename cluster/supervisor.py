@@ -49,11 +49,16 @@ class Supervisor:
             cause.
         has_said_why: whether a core's own last words (DEAD) have arrived; then the first cause is
             in the log already.
+        main: what an engine process runs; spawned, so it must be importable by name.
     """
 
     def __init__(
-        self, on_death: Callable[[int, str], None], has_said_why: Callable[[int], bool]
+        self,
+        on_death: Callable[[int, str], None],
+        has_said_why: Callable[[int], bool],
+        main: Callable[[EngineConfig, StartExecutor], object] = engine_main,
     ) -> None:
+        self._main = main
         self._on_death = on_death
         self._has_said_why = has_said_why
         self._lock = threading.Lock()
@@ -79,7 +84,7 @@ class Supervisor:
             ServerError: closed meanwhile; nothing has been started.
         """
         make_process = _process_classes()[method]
-        target = engine_main if method == "spawn" else _forked_engine_main
+        target = self._main if method == "spawn" else _without_main_module(self._main)
         with self._lock:
             if self._is_closed:
                 raise ServerError("stopped before the engine cores were started")
@@ -164,12 +169,18 @@ def _process_classes() -> dict[StartMethod, Callable[..., BaseProcess]]:
     }
 
 
-def _forked_engine_main(config: EngineConfig, executor: StartExecutor) -> None:
-    # The workers are spawned, and a spawned process imports its parent's `__main__` again: the
-    # user's script, which need not be guarded when the engine is forked, and which workers do not
-    # need.
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    engine_main(config, executor)
+def _without_main_module(
+    main: Callable[[EngineConfig, StartExecutor], object],
+) -> Callable[[EngineConfig, StartExecutor], None]:
+    """For forked children. Their workers are spawned, and a spawned process imports its parent's
+    `__main__` again: the user's script, which need not be guarded when the engine is forked, and
+    which workers have no use for."""
+
+    def forked_main(config: EngineConfig, executor: StartExecutor) -> None:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        main(config, executor)
+
+    return forked_main
 
 
 @contextlib.contextmanager

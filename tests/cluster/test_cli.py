@@ -1,0 +1,186 @@
+"""The command line: what it says, and how fast."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from cluster import cli as cli_module
+from cluster.cli import HumanInt, cli
+from cluster.config import EngineOptions, ServeConfig
+from cluster.environment import Environment
+
+
+def run(*args: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cluster", *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def serve_config(*flags: str, model: str = "m") -> ServeConfig:
+    """The settings that `raywire serve` would run with."""
+    command = cli.commands["serve"]
+    with command.make_context("serve", [model, *flags]) as context:
+        given: dict[str, Any] = dict(context.params)
+    return cli_module._serve_config(given.pop("model"), given, Environment())
+
+
+HEAVY = ("fastapi", "numpy", "ray", "tokenizers", "torch", "transformers", "uvicorn", "zmq")
+
+
+def test_help_is_light() -> None:
+    """No HTTP, ZeroMQ, tokenizer or model is imported for it."""
+    script = (
+        "import sys, runpy; sys.argv = ['raywire', '--help']\n"
+        "try: runpy.run_module('cluster', run_name='__main__')\n"
+        f"finally: print('imported', [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert result.stdout.splitlines()[-1] == "imported []"
+
+
+def test_help_is_quick() -> None:
+    """Under 0.3 s of processor time: wall time on a crowded machine proves nothing."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.3
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("serve", "--help"), ("plan", "-h")])
+def test_help_explains(args: tuple[str, ...]) -> None:
+    """Help exits with 0 and names what there is."""
+    result = run(*args)
+
+    assert result.returncode == 0
+    assert "Usage: raywire" in result.stdout
+    assert not result.stderr
+
+
+def test_serve_help_is_grouped_and_has_examples() -> None:
+    """Headings, examples and the environment, so that thirty flags can be read."""
+    text = run("serve", "--help").stdout
+
+    for heading in ("HTTP:", "Processes:", "Model:", "Scheduling:", "KV cache:", "Examples:"):
+        assert heading in text
+    assert "RAYWIRE_CACHE_DIR" in text
+
+
+def test_version() -> None:
+    """One line, without an installed distribution."""
+    assert run("--version").stdout == "raywire 0.1.0\n"
+
+
+def test_plan_shows_the_standard_deployments() -> None:
+    """Without sizes: one GPU to eight replicas."""
+    lines = run("plan").stdout.splitlines()
+
+    assert len(lines) == 6
+    assert lines[3].endswith("4        4        8            1     17         34")
+
+
+def test_plan_of_sixteen_gpus() -> None:
+    """-tp 8 -dp 2 is 21 processes, so 42 vCPUs; and serving it is not refused here."""
+    assert run("plan", "-tp", "8", "-dp", "2").stdout.splitlines()[1].split()[-2:] == ["21", "42"]
+
+
+def test_plan_for_machines() -> None:
+    """--json gives the same numbers under names."""
+    [row] = json.loads(run("plan", "-tp", "2", "-pp", "2", "--json").stdout)
+
+    assert row["workers"] == 4
+    assert row["processes"] == 6
+    assert row["min_vcpus"] == 12
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("serve",), "error: Missing argument 'MODEL'."),
+        (("frob",), "error: No such command 'frob'."),
+        (("plan", "-tp", "two"), "error: Invalid value for '-tp'"),
+        (("plan", "-tp", "0"), "error: --tensor-parallel-size must be at least 1, not 0"),
+        (("serve", "m", "-dp", "2"), "error: serving with --data-parallel-size"),
+        (("serve", "m", "--max-model-len", "long"), "error: Invalid value for '--max-model-len'"),
+        (("serve", "m", "--port", "70000"), "error: --port must be from 0 to 65535"),
+        (("serve", "m", "--block-size", "24"), "error: --block-size must be a power of two"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(args: tuple[str, ...], message: str) -> None:
+    """No usage screen, no traceback."""
+    result = run(*args)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5K", 1536), ("2G", 2 << 30), ("-7", -7)],
+)
+def test_numbers_may_be_written_as_people_do(text: str, number: int) -> None:
+    """Small letters count in thousands, capitals in 1024s, as with vLLM."""
+    assert HumanInt().convert(text, None, None) == number
+
+
+@pytest.mark.parametrize("text", ["", "K", "eight", "1e400k", "auto", "nank", "٣x"])
+def test_no_number_is_refused(text: str) -> None:
+    """With an example of what is one."""
+    with pytest.raises(click.BadParameter, match="is not an integer"):
+        HumanInt().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["auto", "-1"])
+def test_auto_length(text: str) -> None:
+    """Both of vLLM's spellings."""
+    assert serve_config("--max-model-len", text).engine.max_model_len == "auto"
+
+
+def test_flags_become_settings() -> None:
+    """vLLM's names, each where it belongs."""
+    config = serve_config(
+        *("-tp", "2", "-pp", "2", "--dtype", "half", "--max-num-batched-tokens", "4K"),
+        *("--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
+        *("--served-model-name", "a", "--served-model-name", "b", "--port", "0"),
+        *("--scheduling-policy", "priority", "--shutdown-timeout", "3", "--log-level", "debug"),
+    )
+
+    assert config.engine.tensor_parallel_size == config.engine.pipeline_parallel_size == 2
+    assert config.engine.dtype == "float16"
+    assert config.engine.max_num_batched_tokens == 4096
+    assert not config.engine.enable_prefix_caching
+    assert not config.engine.enable_chunked_prefill
+    assert config.engine.scheduling_policy == "priority"
+    assert config.served_model_name == ("a", "b")
+    assert config.port == 0
+    assert config.shutdown_timeout == 3
+    assert config.log_level == "DEBUG"
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    """The command line adds no defaults of its own."""
+    assert serve_config() == ServeConfig(engine=EngineOptions(model="m"))
+
+
+def test_a_missing_template_is_refused(tmp_path: Path) -> None:
+    """Before a port is bound."""
+    result = CliRunner().invoke(cli, ["serve", "m", "--chat-template", str(tmp_path / "none")])
+
+    assert result.exit_code == 2
+    assert "does not exist" in result.output

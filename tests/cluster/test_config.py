@@ -1,0 +1,88 @@
+"""What a user may ask for, and what comes of it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import EngineOptions, ResolvedModel, ServeConfig
+from cluster.environment import Environment
+from engine.config import WireConfig
+from engine.errors import ConfigError
+
+MODEL = ResolvedModel(name="m", path=Path("/models/m"), model_type="llama")
+
+
+def test_options_reach_the_engine() -> None:
+    """Each option ends in the slice that its owner reads."""
+    options = EngineOptions(
+        model="m", tensor_parallel_size=2, max_num_seqs=4, block_size=32, max_model_len="auto"
+    )
+    wire = WireConfig(request_addresses=("ipc://a",), output_addresses=("ipc://b",))
+
+    [config] = options.engine_configs(MODEL, wire, Environment(mq_max_chunk_bytes=1 << 20), "INFO")
+
+    assert config.model.path == "/models/m"
+    assert config.model.max_model_len == "auto"
+    assert config.parallel.world_size == 2
+    assert config.scheduler.max_num_seqs == 4
+    assert config.cache.block_size == 32
+    assert config.executor.ring_chunk_bytes == 1 << 20
+    assert config.wire == wire
+
+
+def test_each_rank_gets_its_number() -> None:
+    """Ranks share everything but their rank, and know how many they are."""
+    options = EngineOptions(model="m", data_parallel_size=3)
+    wire = WireConfig(request_addresses=(), output_addresses=())
+
+    configs = options.engine_configs(MODEL, wire, Environment(), "INFO")
+
+    assert [c.parallel.data_parallel_rank for c in configs] == [0, 1, 2]
+    assert {c.executor.num_local_engines for c in configs} == {3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ""}, "no model given"),
+        ({"max_model_len": 0}, "--max-model-len must be at least 1"),
+        ({"block_size": 24}, "--block-size must be a power of two"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens .* is below"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+        ({"long_prefill_token_threshold": -1}, "--long-prefill-token-threshold"),
+        ({"startup_timeout": 0.0}, "--startup-timeout must be positive"),
+    ],
+)
+def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: str) -> None:
+    """A ConfigError that names the option, at construction."""
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions(**{"model": "m", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"port": 65536}, "--port must be from 0 to 65535"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout must not be negative"),
+        ({"engine": EngineOptions(model="m", data_parallel_size=2)}, "next release"),
+        ({"api_server_count": 2}, "next release"),
+    ],
+)
+def test_a_server_checks_its_own(options: dict[str, Any], message: str) -> None:
+    """What only serving has, and what this release cannot serve."""
+    with pytest.raises(ConfigError, match=message):
+        ServeConfig(**{"engine": EngineOptions(model="m"), **options})
+
+
+def test_the_flag_goes_before_the_variable() -> None:
+    """--log-level, then RAYWIRE_LOG_LEVEL, then INFO."""
+    engine = EngineOptions(model="m")
+    environment = Environment(log_level="ERROR")
+
+    assert ServeConfig(engine=engine).log_level == "INFO"
+    assert ServeConfig(engine=engine, environment=environment).log_level == "ERROR"
+    chosen = dataclasses.replace(engine, log_level="DEBUG")
+    assert ServeConfig(engine=chosen, environment=environment).log_level == "DEBUG"

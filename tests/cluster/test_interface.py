@@ -1,0 +1,43 @@
+"""Everything a user can set. Adding to it is a decision: change this file on purpose."""
+
+from cluster.cli import cli
+from cluster.environment import VARIABLES
+
+FLAGS = {
+    "plan": """
+        --api-server-count --data-parallel-size --json --pipeline-parallel-size
+        --tensor-parallel-size -dp -pp -tp
+    """,
+    "serve": """
+        --api-server-count --attention-backend --block-size --chat-template --data-parallel-size
+        --device --dtype --enable-chunked-prefill --enable-prefix-caching --host
+        --kv-cache-memory-bytes --log-level --long-prefill-token-threshold --max-model-len
+        --max-num-batched-tokens --max-num-seqs --no-enable-chunked-prefill
+        --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size --port
+        --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout
+        --tensor-parallel-size -dp -pp -tp
+    """,
+}
+
+ENVIRONMENT = """
+    RAYWIRE_CACHE_DIR RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS RAYWIRE_LOG_LEVEL
+    RAYWIRE_MQ_MAX_CHUNK_BYTES_MB RAYWIRE_RPC_BASE_PATH RAYWIRE_WORKER_MULTIPROC_METHOD
+"""
+
+
+def test_commands_and_flags() -> None:
+    """The flags of each command, all of them."""
+    assert {
+        name: sorted(
+            flag
+            for param in command.params
+            for flag in (*param.opts, *param.secondary_opts)
+            if flag.startswith("-")
+        )
+        for name, command in cli.commands.items()
+    } == {name: sorted(flags.split()) for name, flags in FLAGS.items()}
+
+
+def test_variables() -> None:
+    """The environment variables, all of them, each with its meaning in the help."""
+    assert sorted(VARIABLES) == ENVIRONMENT.split()
