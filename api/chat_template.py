@@ -1,0 +1,369 @@
+"""Messages to the text of a prompt, by the model's own Jinja template, with transformers'
+conventions.
+
+Used by the chat route and `LLM.chat`. Templates come with models, so they are not trusted with the
+interpreter: they run in Jinja's immutable sandbox, see plain data only, and are stopped when they
+run too long or write too much. Rendering takes as long as it takes; call it off the event loop.
+
+The begin token is the template's business: encode what `render` returns with
+`add_special_tokens=False`, or it comes twice.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import ext, nodes, sandbox, utils
+from jinja2.parser import Parser
+
+from api.tokenizer import Tokenizer
+from engine.errors import ConfigError, InvalidRequestError, UnsupportedFieldError
+
+Message = Mapping[str, Any]
+
+MAX_RENDER_S = 5.0
+"""A conversation renders in milliseconds; loops inside loops over a hostile one may not."""
+
+MAX_RENDERED_CHARS = 32 << 20
+
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
+"""Variables that a request sets through fields of their own, never as template variables."""
+
+_MAX_DEPTH = 100
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+# Private-use characters: no tokenizer's business and no template's. The space at the end shows
+# whether the template trims its messages.
+_CUT_HERE = "\ue000cut here\ue000"
+_CUT_MARK = f"{_CUT_HERE} "
+
+_deadline: ContextVar[float] = ContextVar("template_deadline")
+
+
+class ChatTemplate:
+    """The chat template of one model. Safe to use from several threads.
+
+    Args:
+        templates: by name; "default" is used, or "tool_use" where tools are given.
+        special_tokens: variables such as `bos_token`.
+
+    Raises:
+        ConfigError: a template is no valid Jinja.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        self._special_tokens = dict(special_tokens or {})
+        environment = _environment()
+        self._templates = {
+            name: _compile(environment, name, source) for name, source in templates.items()
+        }
+        self._takes_parts = {name: self._probe_parts(name) for name in templates}
+
+    @classmethod
+    def load(cls, tokenizer: Tokenizer, template: str | None = None) -> "ChatTemplate":
+        """The template that comes with the tokenizer, or `template` in its place."""
+        templates = tokenizer.chat_templates if template is None else {"default": template}
+        return cls(templates, tokenizer.special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: as in OpenAI's API; `content` is a string or a list of text parts.
+            tools: JSON schemas of functions.
+            documents: for templates that quote documents.
+            add_generation_prompt: end with the header of the answer to come.
+            continue_final_message: leave the last message open, for the model to continue.
+            variables: whatever else the template reads (`enable_thinking`, …).
+
+        Raises:
+            InvalidRequestError: the model has no template, or the template refuses the
+                conversation, in its own words.
+            UnsupportedFieldError: a message holds an image or another part that is no text.
+        """
+        if not messages:
+            raise InvalidRequestError("messages must not be empty", "messages")
+        if add_generation_prompt and continue_final_message:
+            raise InvalidRequestError(
+                "continue_final_message needs add_generation_prompt to be false: the last message"
+                " is continued or a new one begins, not both",
+                "continue_final_message",
+            )
+        if taken := sorted(variables.keys() & (RESERVED | self._special_tokens.keys())):
+            raise InvalidRequestError(
+                f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
+            )
+        name = self._choose(has_tools=bool(tools))
+        conversation = [self._prepare(name, place, m) for place, m in enumerate(messages)]
+        if continue_final_message:
+            _mark_end(conversation[-1])
+        text = self._run(
+            name,
+            {
+                **_plain(variables, "chat_template_kwargs"),
+                **self._special_tokens,
+                "messages": conversation,
+                "tools": _plain(tools, "tools"),
+                "documents": _plain(documents, "documents"),
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, *, has_tools: bool) -> str:
+        for name in ("tool_use", "default") if has_tools else ("default",):
+            if name in self._templates:
+                return name
+        raise InvalidRequestError(
+            "this model has no chat template: send a completion request, or start the server with"
+            " --chat-template",
+            "messages",
+        )
+
+    def _prepare(self, name: str, place: int, message: Message) -> dict[str, Any]:
+        """One message as plain data, in the form that the template reads."""
+        where = f"messages[{place}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"{where} must be an object with a role", where)
+        # OpenAI's clients send null for what is absent; templates test for absence.
+        plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None}, where)
+        if isinstance(plain.get("content"), list):
+            _check_parts(plain["content"], f"{where}.content")
+            if not self._takes_parts[name]:
+                plain["content"] = "\n".join(part["text"] for part in plain["content"])
+        reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        return plain
+
+    def _probe_parts(self, name: str) -> bool:
+        """Whether the template reads content given as a list of parts, rather than printing it."""
+        messages = [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]
+        try:
+            text = self._run(
+                name, {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
+            )
+        except InvalidRequestError:
+            return False
+        return "probe" in text and "'text'" not in text and '"text"' not in text
+
+    def _run(self, name: str, variables: Mapping[str, Any]) -> str:
+        token = _deadline.set(time.monotonic() + MAX_RENDER_S)
+        try:
+            return _join(self._templates[name].generate(variables))
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError(error.message or type(error).__name__, "messages") from error
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,  # and RecursionError
+            TypeError,
+            ValueError,
+        ) as error:
+            raise InvalidRequestError(
+                f"the chat template failed on these messages: {type(error).__name__}: {error}",
+                "messages",
+            ) from error
+        finally:
+            _deadline.reset(token)
+
+
+# ----------------------------------------------------------------------------------- messages
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy made of plain JSON values: other objects have methods that a template could call."""
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{where} is nested over {_MAX_DEPTH} levels deep", where)
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case Mapping():
+            return {str(key): _plain(item, where, depth + 1) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, where, depth + 1) for item in value]
+        case _:
+            raise InvalidRequestError(f"{where} must not hold a {type(value).__name__}", where)
+
+
+def _check_parts(parts: Sequence[Any], where: str) -> None:
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidRequestError(f"{where} must hold objects with a type", where)
+        if part["type"] != "text":
+            raise UnsupportedFieldError(f"{where}: {part['type']} is not supported, text is", where)
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where} must have text in its text parts", where)
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Add the mark to the text that is to be continued."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CUT_MARK
+    elif isinstance(content, list) and content:
+        content[-1]["text"] += _CUT_MARK
+    else:
+        raise InvalidRequestError(
+            "continue_final_message needs content in the last message", "continue_final_message"
+        )
+
+
+def _cut_at_mark(text: str) -> str:
+    before, mark, after = text.rpartition(_CUT_HERE)
+    if not mark:
+        raise InvalidRequestError(
+            "continue_final_message: this model's chat template leaves out the last message",
+            "continue_final_message",
+        )
+    # A template that trims messages has taken the mark's space, and takes the message's own too.
+    return before if after.startswith(" ") else before.rstrip()
+
+
+# --------------------------------------------------------------------------------- environment
+
+
+class _GenerationTag(ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the model's own words, for training. Here it
+    changes nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(utils.Namespace):
+    """Jinja's, without names that begin with an underscore: Python's own live there."""
+
+    def __init__(*args: Any, **variables: Any) -> None:
+        self, *rest = args  # a template may well have a variable called self
+        attributes = dict(*rest, **variables)
+        for name in attributes:
+            _refuse_underscore(name)
+        utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+class _BoundedLoop:
+    """What a template loops over, with a look at the clock in each round."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # a TypeError is what Jinja expects then
+
+    def __iter__(self) -> Iterator[Any]:
+        deadline = _deadline.get()
+        for item in self._items:
+            if time.monotonic() > deadline:
+                raise jinja2.TemplateRuntimeError(
+                    f"the chat template took over {MAX_RENDER_S:.0f} s on these messages"
+                )
+            yield item
+
+
+def _environment() -> sandbox.ImmutableSandboxedEnvironment:
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
+    )
+    environment.filters |= {"tojson": _to_json, "bounded_loop": _BoundedLoop}
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": lambda *args, **items: dict(*args, **items),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+def _compile(
+    environment: sandbox.ImmutableSandboxedEnvironment, name: str, source: str
+) -> jinja2.Template:
+    """Compile a template with each of its loops bounded."""
+    try:
+        tree = environment.parse(source)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "bounded_loop", [], [], None, None)
+        code = environment.compile(tree, filename=f"chat template {name}")
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the model's chat template ({name}) is no valid Jinja: line {error.lineno}:"
+            f" {error.message}"
+        ) from error
+    return environment.template_class.from_code(environment, code, environment.make_globals(None))
+
+
+def _join(pieces: Iterable[str]) -> str:
+    """The pieces of a rendered template as one text, unless it grows too long."""
+    text: list[str] = []
+    num_chars = 0
+    for piece in pieces:
+        num_chars += len(piece)
+        if num_chars > MAX_RENDERED_CHARS:
+            raise jinja2.TemplateRuntimeError(
+                f"the chat template wrote over {MAX_RENDERED_CHARS} characters for these messages"
+            )
+        text.append(piece)
+    return "".join(text)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as a model reads it: Jinja's own filter escapes characters for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace must not hold {name!r}")

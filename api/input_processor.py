@@ -1,0 +1,169 @@
+"""A prompt and its sampling parameters as requests to an engine core. Pure but for random ids.
+
+Used by the HTTP routes and by `LLM`. Everything that can be wrong with a prompt is found here,
+before anything is sent: the engine never sees it, and neighbours never notice.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from api.sampling import SamplingParams
+from api.tokenizer import Tokenizer
+from engine.codec import Array
+from engine.errors import ContextLengthError, InvalidRequestError
+from engine.wire import EngineCoreRequest
+
+_MAX_ID_CHARS = 64
+
+
+class InputProcessor:
+    """Checks and packs the prompts of one model.
+
+    Args:
+        tokenizer: of that model.
+        max_model_len: longest prompt plus output, as the engine core has fitted it.
+        vocab_size: rows of the embedding, as the engine core reports them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int) -> None:
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        # A generation_config.json may be that of a larger sibling.
+        self._eos_token_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """The token ids of a prompt given as text. Long texts take seconds: off the event loop.
+
+        Args:
+            text: a prompt, or a rendered chat.
+            add_special_tokens: False for a rendered chat.
+            param: what the client calls the field, for errors.
+
+        Raises:
+            InvalidRequestError: the text is empty or no valid Unicode.
+        """
+        token_ids = self._tokenizer.encode(text, add_special_tokens) if text else []
+        if not token_ids:
+            raise InvalidRequestError(f"{param} must not be empty", param)
+        return token_ids
+
+    def make_requests(
+        self,
+        prompt_token_ids: Sequence[int] | Array,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        default_max_tokens: int | None = None,
+        cuts_max_tokens: bool = False,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        data_parallel_rank: int | None = None,
+        trace_headers: dict[str, str] | None = None,
+        param: str = "prompt",
+    ) -> list[EngineCoreRequest]:
+        """One request for each of the `n` continuations.
+
+        Args:
+            prompt_token_ids: from `encode`, or as the client gave them.
+            params: as the client gave them.
+            request_id: the client's name for it, kept as the start of our own unique ids.
+            default_max_tokens: stands in for `max_tokens` None, as far as the model's length
+                allows; None: all that it allows.
+            cuts_max_tokens: a `max_tokens` beyond the model's length means up to it, rather than an
+                error.
+            arrival_time: seconds since the epoch; None is now.
+            priority: lower runs first, with the priority policy.
+            cache_salt: shares cached prefixes only with requests of the same salt.
+            data_parallel_rank: the engine core to use; None leaves it to the load balancer.
+            trace_headers: handed on for tracing.
+            param: what the client calls the prompt, for errors.
+
+        Raises:
+            InvalidRequestError: no tokens, or ids that the model does not have, in the prompt or
+                in the parameters.
+            ContextLengthError: prompt and output do not fit the model's length.
+        """
+        prompt = self._check_prompt(prompt_token_ids, param)
+        max_tokens = self._fit_max_tokens(
+            len(prompt), params.max_tokens, default_max_tokens, cuts_max_tokens, param
+        )
+        params.check_vocabulary(self.vocab_size)
+        unique_id = _make_unique(request_id)
+        return [
+            EngineCoreRequest(
+                request_id=unique_id if params.n == 1 else f"{unique_id}-{choice}",
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=msgspec.structs.replace(
+                    params.for_engine(choice),
+                    max_tokens=max_tokens,
+                    eos_token_ids=self._eos_token_ids,
+                ),
+                pooling_params=None,
+                arrival_time=time.time() if arrival_time is None else arrival_time,
+                lora_request=None,
+                cache_salt=cache_salt,
+                data_parallel_rank=data_parallel_rank,
+                priority=priority,
+                trace_headers=trace_headers,
+            )
+            for choice in range(params.n)
+        ]
+
+    def _check_prompt(self, token_ids: Sequence[int] | Array, param: str) -> Array:
+        """The prompt as it travels, if it is one."""
+        if len(token_ids) == 0:
+            raise InvalidRequestError(f"{param} must not be empty", param)
+        # Before the ids are looked at: a list may be as long as a body allows.
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthError(
+                f"{param} has {len(token_ids)} tokens; this model takes at most"
+                f" {self.max_model_len}, prompt and output together",
+                param,
+            )
+        if isinstance(token_ids, np.ndarray):
+            token_ids = token_ids.tolist()
+        for token_id in token_ids:
+            # `type`, not isinstance: True is an int to Python, but no token id.
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{param} holds {str(token_id)[:40]}, which is no token id: this model's are"
+                    f" from 0 to {self.vocab_size - 1}",
+                    param,
+                )
+        return np.array(token_ids, dtype="<u4")
+
+    def _fit_max_tokens(
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        cuts_max_tokens: bool,
+        param: str,
+    ) -> int:
+        """The number of output tokens to ask the engine for."""
+        room = self.max_model_len - num_prompt_tokens
+        if max_tokens is None:
+            return room if default_max_tokens is None else min(room, default_max_tokens)
+        if max_tokens > room and not cuts_max_tokens:
+            raise ContextLengthError(
+                f"{param} has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together"
+                f" over this model's {self.max_model_len}; lower max_tokens to {room} or shorten"
+                f" the prompt",
+                param,
+            )
+        return min(max_tokens, room)
+
+
+def _make_unique(request_id: str | None) -> str:
+    """An id of ours: no two are equal, whatever clients send."""
+    suffix = secrets.token_hex(8)
+    return f"{request_id[:_MAX_ID_CHARS]}-{suffix}" if request_id else suffix
