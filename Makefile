@@ -1,0 +1,51 @@
+# What a user and a developer need: make demo, make test, make test-slow, make bench, make lint.
+# Everything happens in .venv. `make PYTHON=python3.12 …` uses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8000
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow lint bench clean
+
+help:
+	@echo 'make demo       serve a small real model here and show a streamed answer (PORT=8000)'
+	@echo 'make test       linters, types, layers and the tests; under ten minutes on two cores'
+	@echo 'make test-slow  what takes minutes: clients, faults, hosts, fuzzing'
+	@echo 'make lint       only the first part of make test'
+	@echo 'make bench      throughput, start-up and memory, beside vLLM where it is installed'
+	@echo 'make clean      remove .venv and what the tools have cached'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Two stamps, so that a demo does not wait for the developers' tools.
+$(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	@touch $@ $(VENV)/demo.stamp
+
+demo: $(VENV)/demo.stamp
+	@$(BIN)/python -m cluster.demo --port $(PORT) --log $(VENV)/demo.log
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 600
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,102 @@
+"""`make demo`: start `raywire serve demo` in the background, show a streamed answer, leave it there.
+
+    python -m cluster.demo [--port 8000]
+
+A user's first minute, so every way it can fail ends in one line that says what to do.
+"""
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+HOST = "127.0.0.1"
+PROMPT = "Once upon a time, there was a"
+MAX_TOKENS = 60
+START_TIMEOUT_S = 600.0
+
+
+@click.command(help=__doc__)
+@click.option("--port", default=8000, show_default=True)
+@click.option("--model", default="demo", show_default=True)
+@click.option("--log", "log_path", default="raywire-demo.log", type=click.Path(path_type=Path))
+def main(port: int, model: str, log_path: Path) -> None:
+    click.echo(f"starting `raywire serve {model}`; its log is in {log_path}")
+    server = _start(model, port, log_path)
+    try:
+        _wait_ready(server, port, log_path)
+        click.secho(f"\n{PROMPT}", bold=True, nl=False)
+        for text in _stream(model, port):
+            click.echo(text, nl=False)
+    except BaseException:
+        server.terminate()  # without it a failed demo would leave a server that nobody knows of
+        raise
+    click.echo(_farewell(model, port, server.pid))
+
+
+def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cluster", "serve", model, "--host", HOST, "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # it outlives this terminal's Ctrl-C
+        )
+
+
+def _wait_ready(server: "subprocess.Popen[bytes]", port: int, log_path: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise click.ClickException(lines[-1] if lines else f"see {log_path}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(HOST, port, timeout=5)
+            connection.request("GET", "/ready")
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.2)
+    raise click.ClickException(f"not ready within {START_TIMEOUT_S:.0f} s; see {log_path}")
+
+
+def _stream(model: str, port: int) -> Iterator[str]:
+    """The text of one completion, as it comes."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "seed": 7, "stream": True}
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    if response.status != 200:
+        raise click.ClickException(response.read().decode(errors="replace"))
+    for line in response:
+        if line.startswith(b"data: {"):
+            event = json.loads(line[len(b"data: ") :])
+            if "error" in event:
+                raise click.ClickException(event["error"]["message"])
+            for choice in event["choices"]:
+                yield choice["text"]
+
+
+def _farewell(model: str, port: int, pid: int) -> str:
+    body = json.dumps({"model": model, "prompt": "The sea is", "max_tokens": 40, "stream": True})
+    return f"""
+
+The server keeps running. Talk to it:
+
+  curl -N http://{HOST}:{port}/v1/completions \\
+    -H 'Content-Type: application/json' -d '{body}'
+
+See its processes:   ps -eo pid,args | grep '[R]AYWIRE::'
+Stop it:             kill {pid}"""
+
+
+if __name__ == "__main__":
+    main()
