@@ -1,4 +1,4 @@
-"""`make demo`: start `raywire serve demo` in the background, show a streamed answer, leave it there.
+"""`make demo`: start `raywire serve demo` in the background, show a streamed answer, and leave.
 
     python -m cluster.demo [--port 8000]
 
