@@ -83,7 +83,7 @@ def read_answer(method: str, output: UtilityOutput) -> Any:
     if output.failure is not None:
         raise RequestFailedError(f"{method} failed: {output.failure}")
     try:
-        return msgspec.msgpack.decode(output.result or b"\xc0", type=_find(method).result)
+        return msgspec.msgpack.decode(output.result, type=_find(method).result)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"undecodable result of {method}: {error}") from error
 

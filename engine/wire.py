@@ -272,12 +272,17 @@ class SchedulerStats(Message, frozen=True):
     """Messages from sockets that broke the protocol."""
 
 
+NIL = msgspec.Raw(b"\xc0")
+
+
 class UtilityOutput(Message, frozen=True):
     """Answer to a UtilityCall: a result, or the failure's text."""
 
     call_id: Count
     failure: Cause | None = None
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = NIL
+    """msgpack of the method's result type; nil with a failure. Never `Raw | None`, which msgspec
+    decodes as None only."""
 
 
 class EngineCoreOutputs(Message, frozen=True):
