@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -90,6 +90,51 @@ def stop_on_signals(*signals: signal.Signals) -> Iterator[StopFlag]:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+@contextlib.contextmanager
+def interrupted_by(signum: signal.Signals, handle: Callable[[], None]) -> Iterator[None]:
+    """Call `handle` in the main thread, at once, at the first such signal inside the block; it may
+    raise. Later ones, also after the block, are ignored. Main thread only.
+
+    Python's own handler is not enough: a signal that comes in the instant before the main thread
+    blocks on a lock goes unnoticed until that lock is free. So a thread, told by Python's signal
+    pipe, repeats the signal until it has been noticed.
+    """
+    main_thread = threading.get_ident()
+    is_noticed = False
+
+    def on_signal(_: int, frame: FrameType | None) -> None:
+        nonlocal is_noticed
+        if not is_noticed:
+            is_noticed = True
+            signal.signal(signum, signal.SIG_IGN)
+            handle()
+
+    def repeat() -> None:
+        while (came := os.read(reader, 1)) and came[0] != signum:
+            pass
+        while came and not is_noticed:
+            signal.pthread_kill(main_thread, signum)
+            time.sleep(0.02)
+        os.close(reader)
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    threading.Thread(target=repeat, name="signal-watch", daemon=True).start()
+    signal.signal(signum, on_signal)
+    former = signal.set_wakeup_fd(writer)
+    try:
+        yield
+    finally:
+        signal.signal(signum, signal.SIG_IGN)
+        is_noticed = True
+        signal.set_wakeup_fd(former)
+        os.close(writer)  # ends the thread
+
+
+# A forked child would report its signals into its parent's pipe.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def ignore_interrupts() -> None:
