@@ -1,0 +1,177 @@
+"""The main loop of an engine process, between its in-memory queues: take, step, hand out.
+
+    inbox  -->  take  -->  core.step  -->  hand out  -->  outbox
+    aborts  ----------------^ right after each forward pass
+
+Used by `process`, on the main thread; knows no sockets and no threads. It sleeps on the inbox
+while the core has no work, so an idle engine core costs nothing.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from engine import utility
+from engine.core import EngineCore
+from engine.errors import ExecutorError, RequestFailedError
+from engine.inbox import (
+    Abort,
+    AbortQueue,
+    Add,
+    Call,
+    ExecutorFailed,
+    Inbox,
+    Item,
+    ThreadCrashed,
+    Wakeup,
+    Wave,
+)
+from engine.utility import Statistics
+from engine.wire import EngineCoreOutputs, Phase, SchedulerStats, UtilityCall, UtilityOutput
+
+STATS_INTERVAL_S = 0.5
+"""An API server hears of the load this often while the core works, also if no request of its own
+gets anything; and at once when the number of waiting or running requests changes."""
+
+
+class CoreLoop:
+    """Drives one core until `stop` is called or an exception ends it.
+
+    Args:
+        put: sends outputs to an API server, by client index. Never blocks.
+        num_clients: API servers.
+        num_dropped_messages: counted by the input thread.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        inbox: Inbox,
+        aborts: AbortQueue,
+        *,
+        put: Callable[[int, EngineCoreOutputs], None],
+        engine_index: int,
+        epoch: int,
+        num_clients: int,
+        num_dropped_messages: Callable[[], int],
+    ) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._aborts = aborts
+        self._put = put
+        self._engine_index = engine_index
+        self._epoch = epoch
+        self._num_clients = num_clients
+        self._num_dropped_messages = num_dropped_messages
+        self._target = _CoreTarget(core)
+        self._load = (0, 0)
+        self._stats_due_at = 0.0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End `run` after the step under way. From any thread, or a signal handler."""
+        self._is_stopped = True
+        self._inbox.put(Wakeup())
+
+    def run(self) -> None:
+        """Loop until stopped.
+
+        Raises:
+            ExecutorError: the workers have failed.
+            Exception: any other fault of the core, or of a thread of its process.
+        """
+        while not self._is_stopped:
+            self._take()
+            if self._core.has_work():
+                self._hand_out(self._core.step(self._drain_aborts))
+
+    def _take(self) -> None:
+        """Handle all that has come; where there is no work, wait for something to come."""
+        if not self._core.has_work():
+            self._core.enter(Phase.IDLE)
+            self._handle(self._inbox.get())
+        while not self._inbox.empty():
+            self._handle(self._inbox.get_nowait())
+
+    def _handle(self, item: Item) -> None:
+        match item:
+            case Add(request):
+                self._core.add(request)
+            case Abort(request_ids):
+                self._core.abort(request_ids)
+                if not self._core.has_work():
+                    self._drain_aborts()  # no forward pass will, until there is work again
+            case Call(call):
+                self._answer(call)
+            case ExecutorFailed(cause):
+                raise ExecutorError(cause)
+            case ThreadCrashed(thread, error):
+                raise RuntimeError(f"the {thread} thread has crashed: {error!r}") from error
+            case Wave() | Wakeup():
+                pass  # NOTE: ranks of a dense model are independent and step in no waves.
+            case _:
+                assert_never(item)
+
+    def _drain_aborts(self) -> None:
+        while not self._aborts.empty():
+            self._core.abort(self._aborts.get_nowait())
+
+    def _answer(self, call: UtilityCall) -> None:
+        self._core.enter(Phase.UTILITY)
+        self._core.num_dropped_messages = self._num_dropped_messages()
+        self._put(call.client_index, self._outputs(utility=utility.answer(call, self._target)))
+
+    def _hand_out(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for client_index, batch in outputs.items():
+            self._put(client_index, batch)
+        self._share_load(outputs)
+
+    def _share_load(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Tell the API servers that have no part in this step about the load, when it is due."""
+        if len(outputs) == self._num_clients:
+            return  # all outputs carry it
+        self._core.num_dropped_messages = self._num_dropped_messages()
+        stats, now = self._core.stats(), time.monotonic()
+        load = (stats.num_waiting, stats.num_running)
+        if load == self._load and now < self._stats_due_at:
+            return
+        self._load, self._stats_due_at = load, now + STATS_INTERVAL_S
+        for client_index in range(self._num_clients):
+            if client_index not in outputs:
+                self._put(client_index, self._outputs(stats=stats))
+
+    def _outputs(
+        self, *, stats: SchedulerStats | None = None, utility: UtilityOutput | None = None
+    ) -> EngineCoreOutputs:
+        return EngineCoreOutputs(
+            self._engine_index,
+            self._epoch,
+            stats=stats,
+            timestamp=time.monotonic(),
+            utility=utility,
+        )
+
+
+class _CoreTarget:
+    """Implements `utility.Target`."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._profile_directory: str | None = None
+
+    def statistics(self) -> Statistics:
+        return Statistics(self._core.stats(), list(self._core.executor.statistics()))
+
+    def reset_prefix_cache(self) -> bool:
+        return self._core.reset_prefix_cache()
+
+    def profile(self, is_start: bool, directory: str) -> None:
+        if is_start == (self._profile_directory is not None):
+            state = f"runs already, into {self._profile_directory}" if is_start else "does not run"
+            raise RequestFailedError(f"the profiler {state}")
+        # Checked here, because a worker that cannot write its trace ends the engine core.
+        if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+            raise RequestFailedError(f"{directory} is no folder that can be written to")
+        self._core.executor.profile(is_start, directory)
+        self._profile_directory = directory if is_start else None

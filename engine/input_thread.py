@@ -1,0 +1,252 @@
+"""Input thread of an engine core: receives from every API server, decodes with limits, prepares.
+
+    each API server  --DEALER-->  input thread  --inbox-->  main thread
+                                                --aborts->  main thread, right after a forward pass
+
+It works while the forward pass runs, so that the main thread finds requests ready to schedule.
+Whatever breaks the protocol is counted and dropped; a request that can still be named gets its
+error at once. The thread decides nothing: what a request must look like is `EngineCore.prepare`'s.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from engine import codec
+from engine.errors import RequestError, WireError
+from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
+from engine.request import Request
+from engine.sockets import make_socket
+from engine.wire import (
+    FROM_SOCKET,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    OutputDetails,
+    RequestId,
+    RequestIds,
+    RequestType,
+    StartWave,
+    UtilityCall,
+    pack_identity,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_FRAMES = 1024
+"""Frames of one message: type, body, and one per large array."""
+
+BURST = 64
+"""Messages taken from one API server before the others get their turn."""
+
+
+class _Named(msgspec.Struct, array_like=True):
+    """As much of a broken ADD as its error needs."""
+
+    request_id: RequestId
+
+
+@dataclass(slots=True)
+class DropCounter:
+    """Counts messages that break the protocol, and logs them at 1, 2, 4, 8, … only: a peer that
+    sends rubbish must not fill the disk."""
+
+    count: int = 0
+
+    def add(self, client_index: int, error: WireError) -> None:
+        self.count += 1
+        if self.count & (self.count - 1) == 0:
+            logger.warning(
+                "dropped a message client=%d num_dropped=%d: %s", client_index, self.count, error
+            )
+
+
+class InputThread:
+    """Feeds one engine core from its API servers.
+
+    Args:
+        addresses: one ROUTER per API server; a client index is a position in it.
+        ready: sent on each DEALER before anything else, since a ROUTER cannot address a stranger.
+        prepare: `EngineCore.prepare`: raises RequestError for a request that cannot be served.
+        reply: sends outputs to an API server, past the main thread.
+        on_crash: told of an error that ended the thread; called from the thread.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        addresses: Sequence[str],
+        *,
+        ready: EngineReady,
+        prepare: Callable[[EngineCoreRequest], Request],
+        inbox: Inbox,
+        aborts: AbortQueue,
+        reply: Callable[[int, EngineCoreOutputs], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._dropped = DropCounter()
+        self._context = context
+        self._addresses = addresses
+        self._ready = ready
+        self._prepare = prepare
+        self._inbox = inbox
+        self._aborts = aborts
+        self._reply = reply
+        self._on_crash = on_crash
+        self._decode_add = codec.Decoder[EngineCoreRequest](EngineCoreRequest).decode
+        self._decode_abort = codec.Decoder[list[str]](RequestIds).decode
+        self._decode_wave = codec.Decoder[StartWave](StartWave).decode
+        self._decode_call = codec.Decoder[UtilityCall](UtilityCall).decode
+        self._decode_named = codec.Decoder[_Named](_Named).decode
+        self._thread = threading.Thread(target=self._run, name="input", daemon=True)
+
+    @property
+    def num_dropped_messages(self) -> int:
+        return self._dropped.count
+
+    def start(self) -> None:
+        """Connect and say READY. Ends by itself when the ZeroMQ context is terminated."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        sockets: list[zmq.Socket[bytes]] = []
+        try:
+            for address in self._addresses:
+                sockets.append(self._connect(address))
+            self._receive_for_ever(sockets)
+        except zmq.ContextTerminated:
+            pass
+        except BaseException as error:  # noqa: BLE001 - top of a thread
+            self._on_crash(error)
+        finally:
+            for socket in sockets:
+                socket.close()
+
+    def _connect(self, address: str) -> "zmq.Socket[bytes]":
+        identity = pack_identity(self._ready.engine_index, self._ready.epoch)
+        socket = make_socket(self._context, zmq.DEALER, identity=identity)
+        socket.connect(address)
+        socket.send_multipart(codec.Encoder().encode(self._ready))
+        return socket
+
+    def _receive_for_ever(self, sockets: list["zmq.Socket[bytes]"]) -> None:
+        poller = zmq.Poller()
+        clients = {}
+        for client_index, socket in enumerate(sockets):
+            poller.register(socket, zmq.POLLIN)
+            clients[socket] = client_index
+        while True:
+            for socket, _ in poller.poll():
+                self._receive_burst(clients[socket], socket)
+
+    def _receive_burst(self, client_index: int, socket: "zmq.Socket[bytes]") -> None:
+        for _ in range(BURST):
+            try:
+                frames = _receive(socket)
+            except zmq.Again:
+                return
+            try:
+                self._take(client_index, frames)
+            except WireError as error:
+                self._dropped.add(client_index, error)
+
+    def _take(self, client_index: int, frames: list[codec.Buffer]) -> None:
+        """Decode one message and pass it on. Raises WireError if it breaks the protocol."""
+        if len(frames) > MAX_FRAMES:
+            raise WireError(f"a message of more than {MAX_FRAMES} frames")
+        kind, *body = frames
+        match _kind(kind):
+            case RequestType.ADD:
+                self._take_request(client_index, body)
+            case RequestType.ABORT:
+                request_ids = self._decode_abort(body)
+                # On both: the second reaches a request that runs after the step under way, the
+                # first one that still waits in the inbox.
+                self._inbox.put(Abort(request_ids))
+                self._aborts.put(request_ids)
+            case RequestType.UTILITY:
+                call = self._decode_call(body)
+                _check_client(client_index, call.client_index)
+                self._inbox.put(Call(call))
+            case RequestType.START_DP_WAVE:
+                self._inbox.put(Wave(self._decode_wave(body)))
+
+    def _take_request(self, client_index: int, body: list[codec.Buffer]) -> None:
+        try:
+            message = self._decode_add(body)
+            _check_client(client_index, message.client_index)
+        except WireError as error:
+            self._refuse_undecodable(client_index, body, error)
+            raise
+        try:
+            self._inbox.put(Add(self._prepare(message)))
+        except RequestError as error:
+            self._refuse(client_index, message.request_id, str(error))
+        except Exception:
+            # Preparing touches nothing that requests share, so the others go on.
+            logger.exception("cannot prepare request_id=%s", message.request_id)
+            self._refuse(client_index, message.request_id, "the request could not be prepared")
+
+    def _refuse_undecodable(
+        self, client_index: int, body: list[codec.Buffer], error: WireError
+    ) -> None:
+        """Answer a broken ADD whose id can still be read: its client waits for an end."""
+        try:
+            named = self._decode_named(body[:1])
+        except WireError:
+            return
+        self._refuse(client_index, named.request_id, str(error))
+
+    def _refuse(self, client_index: int, request_id: str, cause: str) -> None:
+        output = EngineCoreOutput(
+            request_id, b"", FinishReason.ERROR, details=OutputDetails(error=cause[:1000])
+        )
+        self._reply(
+            client_index,
+            EngineCoreOutputs(
+                self._ready.engine_index,
+                self._ready.epoch,
+                outputs=[output],
+                timestamp=time.monotonic(),
+                finished_ids=[request_id],
+            ),
+        )
+
+
+def _receive(socket: "zmq.Socket[bytes]") -> list[codec.Buffer]:
+    """Receive one message without waiting: type and body copied, large arrays where they lie.
+
+    Measured (`tests/bench/bench_codec.py`): copying is quicker below some 10 KiB, and frames after
+    the body are rarely smaller.
+    """
+    frames: list[codec.Buffer] = [socket.recv(zmq.NOBLOCK)]
+    while socket.rcvmore:
+        if len(frames) < 2:
+            frames.append(socket.recv())
+        elif len(frames) <= MAX_FRAMES:
+            frames.append(socket.recv(copy=False).buffer)
+        else:
+            socket.recv()
+    return frames
+
+
+def _kind(type_byte: codec.Buffer) -> RequestType:
+    try:
+        kind = RequestType(bytes(type_byte[:2]))
+    except ValueError as error:
+        raise WireError(f"unknown request type {bytes(type_byte[:8])!r}") from error
+    if kind not in FROM_SOCKET:
+        raise WireError(f"{kind.name} is for this process only; it came from a socket")
+    return kind
+
+
+def _check_client(came_from: int, says: int) -> None:
+    if came_from != says:
+        raise WireError(f"a message of client {came_from} that names client {says}")

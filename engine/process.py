@@ -1,0 +1,207 @@
+"""ENTRY of an engine process: an input thread, an output thread, and the core's loop between them.
+
+    API servers --DEALER--> input thread --inbox--> core loop --outbox--> output thread --PUSH-->
+                                         --aborts->     ^
+                     executor's monitor --inbox---------+
+
+The main thread touches only in-memory queues. What runs is decided in `core`; here is told when
+what begins and how it ends:
+
+    1. start the workers; from then on heartbeats say LOADING,
+    2. load the model, size and allocate the KV cache, freeze the heap,
+    3. READY to every API server; requests flow,
+    4. loop, until SIGTERM or a failure,
+    5. DEAD with the cause to every API server, end the workers, exit.
+
+Exit codes: 2 for settings that cannot work (DEAD carries the message), 1 for a failure (the first
+cause is in the log), and death by SIGTERM where that ended it.
+"""
+
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import time
+from typing import NoReturn
+
+import zmq
+
+from engine import fingerprint, lifecycle, log
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.core_loop import CoreLoop
+from engine.errors import ConfigError, ExecutorError
+from engine.executor import Executor, StartExecutor
+from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
+from engine.input_thread import InputThread
+from engine.output_thread import OutputThread, Progress
+from engine.wire import EngineReady, Phase
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+MAX_CAUSE_CHARS = 2000
+"""Of a cause in DEAD: enough for a message, whatever an exception's text holds."""
+
+
+def main(config: EngineConfig, start_executor: StartExecutor) -> NoReturn:
+    """Run one engine core until it is stopped or fails. The target of `multiprocessing`."""
+    name = f"EngineCore_DP{config.parallel.data_parallel_rank}"
+    lifecycle.set_title(name)
+    log.configure(name, config.log_level)
+    lifecycle.die_with_parent(at_once=False)
+    lifecycle.ignore_interrupts()
+    exit_code = EngineProcess(config).run(start_executor)
+    if exit_code == -signal.SIGTERM:
+        _die_of(signal.SIGTERM)
+    sys.exit(exit_code)
+
+
+class _Stopped(BaseException):
+    """SIGTERM, raised in the main thread wherever that is: loading may take minutes."""
+
+
+class EngineProcess:
+    """One engine core with its threads and sockets; `run` is its whole life."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._engine_index = config.parallel.data_parallel_rank
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._aborts: AbortQueue = queue.SimpleQueue()
+        self._began = time.monotonic()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._executor: Executor | None = None
+        self._output: OutputThread | None = None
+        self._core: EngineCore | None = None
+        self._loop: CoreLoop | None = None
+
+    def run(self, start_executor: StartExecutor) -> int:
+        """Start, loop, end. Returns the exit code."""
+        try:
+            with lifecycle.interrupted_by(signal.SIGTERM, self._stop):
+                self._start(start_executor).run()
+            cause, exit_code = "stopped by SIGTERM", -signal.SIGTERM
+        except _Stopped:
+            cause, exit_code = "stopped by SIGTERM", -signal.SIGTERM
+        except ConfigError as error:
+            cause, exit_code = str(error), EXIT_CONFIG
+        except ExecutorError as error:
+            cause, exit_code = error.cause, EXIT_FAILED  # the executor has logged the first cause
+        except Exception as error:
+            cause, exit_code = f"{type(error).__name__}: {error}", EXIT_FAILED
+            logger.exception("first cause: the engine core has failed: %s", cause)
+        self._end(cause)
+        return exit_code
+
+    def _start(self, start_executor: StartExecutor) -> CoreLoop:
+        # The workers first: where they are forked, they must not inherit threads or ZeroMQ.
+        self._executor = start_executor(self._config, self._report_executor_failure)
+        output = self._start_output()
+        core = self._core = EngineCore(self._config, self._executor)
+        input_thread = InputThread(
+            self._zmq(),
+            self._config.wire.request_addresses,
+            ready=self._ready(core),
+            prepare=core.prepare,
+            inbox=self._inbox,
+            aborts=self._aborts,
+            reply=output.put,
+            on_crash=lambda error: self._inbox.put(ThreadCrashed("input", error)),
+        )
+        self._loop = CoreLoop(
+            core,
+            self._inbox,
+            self._aborts,
+            put=output.put,
+            engine_index=self._engine_index,
+            epoch=self._config.wire.epoch,
+            num_clients=len(self._config.wire.output_addresses),
+            num_dropped_messages=lambda: input_thread.num_dropped_messages,
+        )
+        _freeze_heap()
+        input_thread.start()
+        return self._loop
+
+    def _start_output(self) -> OutputThread:
+        wire = self._config.wire
+        self._output = OutputThread(
+            self._zmq(),
+            wire.output_addresses,
+            engine_index=self._engine_index,
+            epoch=wire.epoch,
+            heartbeat_interval_s=wire.heartbeat_interval_s,
+            progress=self._progress,
+            on_crash=lambda error: self._inbox.put(ThreadCrashed("output", error)),
+        )
+        self._output.start()
+        return self._output
+
+    def _ready(self, core: EngineCore) -> EngineReady:
+        ready = EngineReady(
+            engine_index=self._engine_index,
+            epoch=self._config.wire.epoch,
+            max_model_len=core.max_model_len,
+            num_gpu_blocks=core.num_gpu_blocks,
+            block_size=self._config.cache.block_size,
+            kv_cache_size_tokens=core.kv_cache_size_tokens,
+            dtype=core.dtype,
+            vocab_size=core.vocab_size,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            fingerprint=fingerprint.take(self._config.model.path),
+            load_s=time.monotonic() - self._began,
+        )
+        logger.info(
+            "engine ready num_gpu_blocks=%d max_model_len=%d load_s=%.1f",
+            ready.num_gpu_blocks,
+            ready.max_model_len,
+            ready.load_s,
+        )
+        return ready
+
+    def _end(self, cause: str) -> None:
+        """Tell the API servers, end the workers, then threads and sockets."""
+        logger.info("engine core ends, cause: %s", cause)
+        output = self._output or self._start_output()
+        has_ended = output.finish(cause[:MAX_CAUSE_CHARS])
+        if self._executor is not None:
+            self._executor.close()
+        if has_ended:
+            self._zmq().term()  # ends the input thread, and waits until DEAD has left
+
+    def _stop(self) -> None:
+        # An exception from a handler is lost if it hits a finalizer; then the loop sees the flag.
+        if self._loop is not None:
+            self._loop.stop()
+        raise _Stopped
+
+    def _zmq(self) -> "zmq.Context[zmq.Socket[bytes]]":
+        if self._context is None:
+            self._context = zmq.Context()
+        return self._context
+
+    def _progress(self) -> Progress:
+        """What heartbeats say. Called on the output thread."""
+        core = self._core
+        if core is None:
+            return Progress(Phase.LOADING, self._began, 0)
+        return Progress(core.phase, core.phase_began, core.num_steps)
+
+    def _report_executor_failure(self, cause: str) -> None:
+        self._inbox.put(ExecutorFailed(cause))
+
+
+def _freeze_heap() -> None:
+    """What lives now lives as long as we do: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _die_of(signum: signal.Signals) -> None:
+    """End by the signal that stopped us: the parent sees it, and knows whether it was its own."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
