@@ -1,0 +1,229 @@
+"""A batch of prompts run to its end, and the results as the user of `LLM` gets them.
+
+`llm` makes the jobs in the caller's thread, `collect` runs on the event loop's, and `show_progress`
+waits in the caller's again. Nobody reads a stream as it comes here, so one task serves all of them:
+each stream notes that it has news, and the task takes what has gathered.
+"""
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from api.engine_client import EngineClient
+from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
+from api.request_stream import RequestStream, Wakeup
+from api.sampling import SamplingParams
+from api.timeline import Timeline
+from api.tokenizer import Tokenizer
+from engine.wire import EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one position, keyed by its id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation of one prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    """Sum over the generated tokens, if log probabilities were asked for."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    """"stop", "length", "abort", "error" or "repetition"."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended it; None for the model's own end token."""
+    error: str | None = None
+    """What failed, with the finish reason "error"."""
+    timeline: Timeline | None = None
+    """Seconds spent waiting, in prefill and in decode, by the engine core's clock."""
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One prompt with its continuations."""
+
+    request_id: str
+    prompt: str | None
+    """None where token ids were given."""
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """One entry for each prompt token, None for the first, if asked for."""
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished() for output in self.outputs)
+
+
+class RunningSequence:
+    """One continuation on its way: collects what comes."""
+
+    __slots__ = ("job", "output", "processor", "request", "stream")
+
+    def __init__(self, job: "Job", index: int, request: EngineCoreRequest) -> None:
+        self.job = job
+        self.request = request
+        self.output = CompletionOutput(index)
+        self.processor = OutputProcessor(job.tokenizer, job.params, job.prompt_token_ids)
+        self.stream: RequestStream | None = None
+
+    def start(self, client: EngineClient, wakeup: Wakeup) -> None:
+        """Send the request."""
+        self.stream = client.stream(self.request, wakeup=wakeup)
+        self.output.timeline = self.stream.timeline
+
+    def take(self) -> bool:
+        """Take in what has come; whether that ended it."""
+        output = self.stream.take() if self.stream is not None else None
+        delta = self.processor.push(output) if output is not None else None
+        if delta is None:
+            return False
+        self._add(delta)
+        return delta.finish_reason is not None
+
+    def close(self) -> None:
+        """Abort it, unless it has ended by itself. Idempotent."""
+        if self.stream is not None:
+            self.stream.close()
+
+    def _add(self, delta: OutputDelta) -> None:
+        output = self.output
+        output.text += delta.text
+        output.token_ids += delta.token_ids
+        output.finish_reason = delta.finish_reason
+        output.stop_reason = delta.stop_reason
+        output.error = delta.error
+        if delta.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + [_by_id(p) for p in delta.logprobs]
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(
+                position.chosen.logprob for position in delta.logprobs
+            )
+        if delta.prompt_logprobs is not None:
+            self.job.prompt_logprobs += [_by_id(p) for p in delta.prompt_logprobs]
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt on its way."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    requests: list[EngineCoreRequest]
+    params: SamplingParams
+    tokenizer: Tokenizer
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
+    sequences: list[RunningSequence] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sequences = [RunningSequence(self, i, r) for i, r in enumerate(self.requests)]
+
+    def result(self) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.requests[0].request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=(
+                self.prompt_logprobs[: len(self.prompt_token_ids)]
+                if self.params.prompt_logprobs is not None
+                else None
+            ),
+            outputs=[sequence.output for sequence in self.sequences],
+            num_cached_tokens=self.sequences[0].processor.num_cached_tokens,
+        )
+
+
+def _by_id(position: PositionLogprobs) -> dict[int, Logprob]:
+    return {
+        entry.token_id: Logprob(entry.logprob, entry.rank, entry.token)
+        for entry in (*position.top, position.chosen)
+    }
+
+
+DoneQueue = queue.SimpleQueue[Job | None]
+"""Jobs that are done, then None."""
+
+
+class _Bell(Wakeup):
+    """Rung by one stream: notes which sequence has news, and wakes the one task for all of them."""
+
+    __slots__ = ("_news", "_sequence", "_task_bell")
+
+    def __init__(
+        self, sequence: RunningSequence, news: set[RunningSequence], task_bell: Wakeup
+    ) -> None:
+        super().__init__()
+        self._sequence = sequence
+        self._news = news
+        self._task_bell = task_bell
+
+    def set(self) -> None:
+        self._news.add(self._sequence)
+        self._task_bell.set()
+
+
+async def collect(client: EngineClient, jobs: Sequence[Job], done: DoneQueue) -> None:
+    """Send all requests and take in their outputs; a job goes to `done` when its last one came."""
+    news: set[RunningSequence] = set()
+    bell = Wakeup()
+    sequences = [sequence for job in jobs for sequence in job.sequences]
+    try:
+        for sequence in sequences:
+            sequence.start(client, _Bell(sequence, news, bell))
+        num_left = len(sequences)
+        while num_left:
+            await bell.wait()
+            for sequence in _drain(news):
+                if not sequence.output.finished() and sequence.take():
+                    sequence.close()  # a stop string cut it short: the engine does not know
+                    num_left -= 1
+                    if all(s.output.finished() for s in sequence.job.sequences):
+                        done.put(sequence.job)
+    finally:
+        for sequence in sequences:
+            sequence.close()
+        done.put(None)
+
+
+def _drain(news: set[RunningSequence]) -> Iterator[RunningSequence]:
+    while news:
+        yield news.pop()
+
+
+def show_progress(done: DoneQueue, num_jobs: int, *, is_shown: bool) -> None:
+    """Wait until all jobs are done, or have failed, with a bar that counts them."""
+    began = time.monotonic()
+    num_prompt_tokens = num_output_tokens = 0
+    with _ProgressBar(
+        total=num_jobs, desc="Processed prompts", disable=not is_shown, dynamic_ncols=True
+    ) as bar:
+        while (job := done.get()) is not None:
+            num_prompt_tokens += len(job.prompt_token_ids)
+            num_output_tokens += sum(len(s.output.token_ids) for s in job.sequences)
+            passed_s = time.monotonic() - began
+            bar.postfix = (
+                f"input: {num_prompt_tokens / passed_s:.1f} toks/s,"
+                f" output: {num_output_tokens / passed_s:.1f} toks/s"
+            )
+            bar.update()
+
+
+class _ProgressBar(tqdm):  # type: ignore[misc]  # tqdm is untyped
+    # tqdm's monitor is a thread that stays: it would turn the next LLM's fork into a spawn.
+    monitor_interval = 0
