@@ -23,13 +23,13 @@ import zmq
 from api.load_balancer import RankLoad, choose
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
+from engine import utility
 from engine.codec import Decoder, Encoder
 from engine.errors import (
     ConfigError,
     EngineDeadError,
     InvalidRequestError,
     RaywireError,
-    RequestFailedError,
     UnavailableError,
     WireError,
 )
@@ -45,7 +45,6 @@ from engine.wire import (
     Phase,
     RequestType,
     SchedulerStats,
-    UtilityCall,
     UtilityOutput,
     unpack_identity,
 )
@@ -243,6 +242,7 @@ class EngineClient:
         if request.client_index != self._client_index:
             request = msgspec.structs.replace(request, client_index=self._client_index)
         stream = RequestStream(request.request_id, self._abort_one, wakeup, timeline)
+        stream.timeline.engine_index = engine.index
         self._send(engine, RequestType.ADD, request)
         self._streams[request.request_id] = (stream, engine)
         engine.load.num_unreported += 1
@@ -280,15 +280,15 @@ class EngineClient:
         *args: object,
         engine_index: int | None = None,
         timeout_s: float = 60.0,
-        result_type: Any = Any,
     ) -> list[Any]:
-        """Run a method of the engine's allow-list on one engine core, or on all.
+        """Run a method of the allow-list (`engine.utility`) on one engine core, or on all.
 
         Returns:
-            One result of `result_type` per engine core asked.
+            One result per engine core asked, of the method's type.
 
         Raises:
             EngineDeadError: an engine core is gone, before or while it worked.
+            WireError: no such method, or arguments that it does not take.
             RequestFailedError: the method failed; the message says why.
             UnavailableError: no answer in time.
         """
@@ -304,13 +304,12 @@ class EngineClient:
         finally:
             for call_id in calls:
                 self._calls.pop(call_id, None)
-        return [_result(method, answer, result_type) for answer in answers]
+        return [utility.read_answer(method, answer) for answer in answers]
 
     def _send_call(self, engine: EngineHandle, method: str, args: tuple[object, ...]) -> int:
         call_id = self._next_call_id
         self._next_call_id += 1
-        raw_args = msgspec.Raw(msgspec.msgpack.encode(args))
-        call = UtilityCall(self._client_index, call_id, method, raw_args)
+        call = utility.make_call(self._client_index, call_id, method, args)
         self._send(engine, RequestType.UTILITY, call)
         self._calls[call_id] = asyncio.get_running_loop().create_future()
         return call_id
@@ -573,12 +572,6 @@ def _is_current(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-
-
-def _result(method: str, answer: UtilityOutput, result_type: Any) -> Any:
-    if answer.failure is not None:
-        raise RequestFailedError(f"{method}: {answer.failure}")
-    return None if answer.result is None else Decoder(result_type).decode([bytes(answer.result)])
 
 
 def differences(ours: Fingerprint, theirs: Fingerprint) -> Sequence[str]:

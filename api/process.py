@@ -5,13 +5,41 @@ stop.
 process. Signals are not handled here: whoever calls owns them and hands in a `StopFlag`.
 """
 
+import asyncio
+import contextlib
+import logging
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from api import app
+from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from api.input_processor import InputProcessor
+from api.service import LoadedModel, Service
+from api.tokenizer import Tokenizer
+from engine.errors import UnavailableError
 from engine.lifecycle import StopFlag
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+"""How soon a signal or a death is noticed."""
+
+_FLUSH_S = 1.0
+"""How long the last words to clients may take: terminal errors of streams that are cut."""
+
+_KEEP_ALIVE_S = 75
+"""Longer than the usual clients keep an idle connection, so that they close it, not we: a request
+may be on the way."""
 
 
 def run(
@@ -47,4 +75,150 @@ def run(
     Raises:
         ConfigError: from `start`, from loading the tokenizer, or because engine cores differ.
     """
-    raise NotImplementedError
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, http_socket, client, start, stop))
+
+
+async def _serve(
+    config: ApiConfig,
+    http_socket: socket.socket,
+    client: EngineClient,
+    start: Callable[[], Path],
+    stop: StopFlag,
+) -> int:
+    service = Service(config, client)
+    server = _Server(app.build(service))
+    serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
+    try:
+        client.bind()
+        with _started(start) as folder:
+            starting = asyncio.create_task(_load(service, folder), name="start")
+            await _until_there_is_a_reason_to_end(client, stop, starting, serving)
+            starting.cancel()
+            if client.death is not None:
+                await _linger(service)
+            elif service.state == "serving":
+                await _drain(service, stop)
+            return 0 if client.death is None else 1
+    finally:
+        server.should_exit = True
+        await serving
+        client.close()
+        service.close()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, without its signal handlers: they would race with our drain."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,
+                http="httptools",
+                loop="none",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,  # the edge writes it
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=1,  # the drain is ours: nothing runs by then
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _started(start: Callable[[], Path]) -> "Iterator[asyncio.Future[Path]]":
+    """Run `start` in a thread that lives as long as the block."""
+    result: Future[Path] = Future()
+    is_over = threading.Event()
+
+    def run_and_stay() -> None:
+        result.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        try:
+            folder = start()
+        except BaseException as error:  # noqa: BLE001  # handed to the event loop, which raises it
+            result.set_exception(error)
+        else:
+            result.set_result(folder)
+        # Children ask the kernel to end them with the thread that started them.
+        is_over.wait()
+
+    threading.Thread(target=run_and_stay, name="engine-start", daemon=True).start()
+    try:
+        yield asyncio.wrap_future(result)
+    finally:
+        is_over.set()
+
+
+async def _load(service: Service, started: "asyncio.Future[Path]") -> None:
+    """Get ready: the tokenizer loads while the engine cores do."""
+    folder = await started
+    (tokenizer, template), ready = await asyncio.gather(
+        asyncio.to_thread(_load_text, service.config, folder),
+        service.client.wait_ready(service.config.start_timeout_s),
+    )
+    max_model_len = min(each.max_model_len for each in ready)
+    inputs = InputProcessor(
+        tokenizer,
+        max_model_len=max_model_len,
+        vocab_size=min(each.vocab_size for each in ready),
+    )
+    service.metrics.on_ready(ready)
+    service.serve(LoadedModel(tokenizer, template, inputs, max_model_len, int(time.time())))
+    logger.info("serving model=%s", ",".join(service.config.served_model_names))
+
+
+def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, ChatTemplate.load(tokenizer, config.chat_template)
+
+
+async def _until_there_is_a_reason_to_end(
+    client: EngineClient,
+    stop: StopFlag,
+    starting: "asyncio.Task[None]",
+    serving: "asyncio.Task[None]",
+) -> None:
+    """Raises what made the start, or the server, fail."""
+    while not stop.is_set and client.death is None:
+        if starting.done():
+            starting.result()
+        if serving.done():
+            return serving.result()
+        # Signals come to a handler that cannot wake the loop, deaths from other threads.
+        await asyncio.sleep(_POLL_S)
+
+
+async def _drain(service: Service, stop: StopFlag) -> None:
+    """Let running requests finish, within bounds; cut what is left."""
+    service.drain()
+    timeout_s = service.config.shutdown_timeout_s
+    if service.num_active:
+        logger.info("draining num_requests=%d timeout_s=%.0f", service.num_active, timeout_s)
+    is_over = lambda: stop.count > 1 or service.client.death is not None  # noqa: E731
+    await _wait_idle(service, timeout_s, is_over)
+    if service.num_active:
+        logger.warning("cutting requests that still run num_requests=%d", service.num_active)
+        service.client.fail_all(UnavailableError("the server is shutting down"))
+        await _wait_idle(service, _FLUSH_S)
+
+
+async def _linger(service: Service) -> None:
+    """After a death: keep answering for a moment, so that everybody gets a straight answer."""
+    service.metrics.on_death()
+    await asyncio.sleep(service.config.dead_linger_s)
+    await _wait_idle(service, _FLUSH_S)
+
+
+async def _wait_idle(
+    service: Service, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    # Polled, since a signal cannot set an event of the loop.
+    while service.num_active and time.monotonic() < deadline and not is_over():  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)

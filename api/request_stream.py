@@ -73,10 +73,7 @@ class RequestStream:
 
     def push(self, output: EngineCoreOutput, timestamp: float) -> None:
         """Add an output of the step that ended at `timestamp` on the core's clock."""
-        details = output.details
-        self.timeline.update(
-            details.events if details is not None else None, timestamp, bool(output.new_token_ids)
-        )
+        self.timeline.update(output, timestamp)
         self._waiting.append(output)
         self.wakeup.set()
 

@@ -13,9 +13,9 @@ The three add up to the time from QUEUED to the last token. All of them are diff
 one clock, so neither a slow API server nor a second machine's clock can bend them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from engine.wire import EngineCoreEvent, EventKind
+from engine.wire import EngineCoreOutput, EventKind
 
 
 class Timeline:
@@ -26,6 +26,7 @@ class Timeline:
         "_is_waiting",
         "_mark",
         "decode_s",
+        "engine_index",
         "first_token_at",
         "last_token_at",
         "num_preemptions",
@@ -36,6 +37,8 @@ class Timeline:
 
     def __init__(self, gap_observer: Callable[[float], None] | None = None) -> None:
         """`gap_observer` is called with the seconds between a token's step and the one before."""
+        self.engine_index = 0
+        """Which engine core has the request; set by `engine_client` when it sends it."""
         self.queue_s = 0.0
         self.prefill_s = 0.0
         self.decode_s = 0.0
@@ -48,14 +51,12 @@ class Timeline:
         self._mark: float | None = None
         """Where the interval under way began."""
 
-    def update(
-        self, events: Sequence[EngineCoreEvent] | None, timestamp: float, has_tokens: bool
-    ) -> None:
-        """Take in one output: its events, and the end of the step that its tokens appeared in."""
-        if events:
-            for event in events:
+    def update(self, output: EngineCoreOutput, timestamp: float) -> None:
+        """Take in one output of the step that ended at `timestamp`."""
+        if output.details is not None and output.details.events:
+            for event in output.details.events:
                 self._on_event(event.kind, event.timestamp)
-        if has_tokens:
+        if output.new_token_ids:
             self._on_token(timestamp)
 
     def _on_event(self, kind: EventKind, timestamp: float) -> None:

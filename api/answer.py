@@ -1,0 +1,177 @@
+"""From a checked request to its HTTP response: tokenize, generate, answer whole or as a stream.
+
+The two generating routes differ in what they ask for and in their JSON; both hand that in as a
+`Format` and leave the rest to `respond`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive
+
+from api.generate import Choice, Generation, Prompt
+from api.output_processor import OutputDelta, PositionLogprobs
+from api.protocol import GenerationBody
+from api.sampling import SamplingParams
+from api.service import LoadedModel, Service
+from api.sse import EventStream
+from engine.errors import InvalidRequestError, RaywireError
+
+Batch = Sequence[tuple[Choice, OutputDelta]]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one choice has that has not been shown yet; in a whole answer, all of it."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        if delta.text:
+            self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs:
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+class Format(Protocol):
+    """One route's JSON for one request."""
+
+    def chunks(self, batch: Batch) -> bytes:
+        """The events for what is new; empty where nothing can be shown yet."""
+
+    def last_chunks(self) -> bytes:
+        """The events after the last choice has ended: the usage, if asked for."""
+
+    def whole(self, parts: Sequence[Part]) -> msgspec.Struct:
+        """The answer that is not streamed; one part for each choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that has passed all checks that need no tokens."""
+
+    body: GenerationBody
+    params: SamplingParams
+    prepare: Callable[[LoadedModel], list[Prompt]]
+    """Renders and tokenizes. Runs in a thread."""
+
+    make_format: Callable[[Generation, list[Prompt]], Format]
+    headers: dict[str, str]
+    arrived_at: float
+    """`time.monotonic()`."""
+
+
+async def respond(service: Service, request: Request, job: Job) -> ASGIApp:
+    """Generate, and return the response. Until its first byte, errors are plain HTTP errors.
+
+    Raises:
+        RequestError, ServerError: nothing has been sent.
+        ClientDisconnect: nobody is left to answer; nothing runs any more.
+    """
+    generation = Generation()
+    watch = _DisconnectWatch(request.receive, generation.cancel)
+    is_streaming = False
+    try:
+        prompts = await service.in_thread(job.prepare, service.model)
+        generation.launch(service, prompts, job.params, job.arrived_at)
+        form = job.make_format(generation, prompts)
+        if not job.body.stream:
+            return await _whole(generation, form, job.headers)
+        batches = generation.batches()
+        first = await anext(batches, None)
+        if first is None:
+            raise ClientDisconnect
+        is_streaming = True
+    except RaywireError:
+        generation.close("error")
+        raise
+    finally:
+        if not is_streaming:
+            generation.close()
+            watch.stop()
+
+    def close() -> None:
+        generation.close()
+        watch.stop()
+
+    return EventStream(_events(form, first, batches), close, job.headers)
+
+
+def check_size(num_prompts: int, n: int, service: Service) -> None:
+    """Bound the sequences of one request: prompts times continuations."""
+    most = service.config.max_sequences
+    if num_prompts * n > most:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n={n} are {num_prompts * n} sequences; {most} are the"
+            " most in one request",
+            "n",
+        )
+
+
+def check_priority(priority: int | None, service: Service) -> None:
+    """A priority that would be ignored is refused."""
+    if priority and service.config.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            "priority needs a server started with --scheduling-policy priority", "priority"
+        )
+
+
+def now() -> int:
+    """`created` of an answer."""
+    return int(time.time())
+
+
+async def _whole(generation: Generation, form: Format, headers: dict[str, str]) -> Response:
+    parts = [Part() for _ in generation.choices]
+    async for batch in generation.batches():
+        for choice, delta in batch:
+            parts[choice.index].add(delta)
+    if generation.is_cancelled:
+        raise ClientDisconnect
+    return json_response(form.whole(parts), headers)
+
+
+def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
+
+
+async def _events(
+    form: Format, first: Batch, batches: AsyncIterator[list[tuple[Choice, OutputDelta]]]
+) -> AsyncIterator[bytes]:
+    if events := form.chunks(first):
+        yield events
+    async for batch in batches:
+        if events := form.chunks(batch):
+            yield events
+    if events := form.last_chunks():
+        yield events
+
+
+class _DisconnectWatch:
+    """Calls `on_gone` when the client closes its connection before the answer is complete."""
+
+    def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
+        self._task = asyncio.create_task(self._watch(receive, on_gone))
+
+    async def _watch(self, receive: Receive, on_gone: Callable[[], None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_gone()
+
+    def stop(self) -> None:
+        self._task.cancel()

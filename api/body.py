@@ -1,0 +1,170 @@
+"""Request bodies: bytes off the connection, within bounds, and into `protocol` structs.
+
+Decoding is strict: a bool is no number, NaN is no JSON, a string is no list. Each violation is an
+InvalidRequestError whose `param` is the field as the client wrote it. A field that OpenAI or vLLM
+have and we do not serve is refused by name; one that nobody knows is ignored and reported.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from api.errors import HttpError
+from engine.errors import InvalidRequestError, UnsupportedFieldError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PATH = re.compile(r" - at `(?:key` in `)?\$(\[\.\.\.\]|[^`]*)`$")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_REPORTED = 16
+_MAX_SEARCHED_BYTES = 1 << 16
+
+
+async def read(request: Request, max_bytes: int) -> bytes:
+    """Return the whole body of a JSON request.
+
+    Raises:
+        HttpError: 413 as soon as it is too long, 415 if it is not JSON or compressed.
+        ClientDisconnect: the client has gone.
+    """
+    _check_headers(request)
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_long(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_long(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def decode(
+    raw: bytes,
+    decoder: msgspec.json.Decoder[T],
+    known: Collection[str],
+    unsupported: Mapping[str, Collection[object]],
+) -> tuple[T, list[str]]:
+    """Decode a body.
+
+    Args:
+        raw: the body.
+        decoder: of the struct.
+        known: all fields that have a meaning or are accepted without one.
+        unsupported: fields that are refused, unless their value is one of these (or is empty),
+            which ask for nothing.
+
+    Returns:
+        The struct, and the names of the fields that were ignored.
+    """
+    try:
+        fields = _RAW_FIELDS.decode(raw)
+        ignored = [name for name in fields if name not in known]
+        for name in ignored:
+            if name in unsupported:
+                _refuse_unless_empty(name, fields[name], unsupported[name])
+        body = decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(raw, error) from error
+    except RecursionError as error:
+        raise InvalidRequestError("the body is nested too deeply") from error
+    return body, [name for name in ignored if name not in unsupported]
+
+
+def invalid_field(error: msgspec.ValidationError, prefix: str = "") -> InvalidRequestError:
+    """An error of msgspec as one of ours, with the field's name."""
+    text = str(error)
+    found = _PATH.search(text)
+    if found is None:
+        param = prefix
+    else:
+        text = text[: found.start()]
+        param = f"{prefix}{found[1]}".removeprefix(".")
+    message = text[:1].lower() + text[1:].replace(" | null", "").replace("`", "")
+    subject = param or "the body"
+    return InvalidRequestError(f"{subject}: {message}", param or None)
+
+
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header that says which fields were ignored. Names are the client's: only harmless ones
+    are repeated."""
+    if not names:
+        return {}
+    shown = [name if _SAFE_NAME.fullmatch(name) else "?" for name in names[:_MAX_REPORTED]]
+    return {"x-raywire-ignored": ",".join(shown)}
+
+
+def _check_headers(request: Request) -> None:
+    content_type = request.headers.get("content-type", "application/json")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise HttpError(
+            415,
+            f"send the body as application/json, not {media_type[:80]}",
+            code="unsupported_media_type",
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def _too_long(max_bytes: int) -> HttpError:
+    # The rest stays unread, so the connection cannot carry another request.
+    return HttpError(
+        413,
+        f"the body is longer than {max_bytes} bytes",
+        code="body_too_large",
+        headers={"connection": "close"},
+    )
+
+
+def _refuse_unless_empty(name: str, raw: msgspec.Raw, accepted: Collection[object]) -> None:
+    value = msgspec.json.decode(raw)
+    if value in (None, False, "", [], {}) or value in accepted:
+        return
+    raise UnsupportedFieldError(f"{name} is not supported by this server", name)
+
+
+def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:
+    """Not JSON. NaN and Infinity deserve better than a byte offset: Python writes them."""
+    name = _non_finite_field(raw)
+    if name is not None:
+        return InvalidRequestError(f"{name}: NaN and Infinity are no JSON numbers", name)
+    return InvalidRequestError(f"the body is no valid JSON: {str(error)[:200]}")
+
+
+class _NonFinite:
+    """Stands for NaN, Infinity and -Infinity."""
+
+
+def _non_finite_field(raw: bytes) -> str | None:
+    if len(raw) > _MAX_SEARCHED_BYTES:
+        return None
+    try:
+        body = json.loads(raw, parse_constant=lambda _: _NonFinite())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict):
+        return None
+    return next((name for name, value in body.items() if _has_non_finite(value)), None)
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_non_finite, value))
+    return isinstance(value, _NonFinite)

@@ -1,0 +1,122 @@
+"""What every request passes before it reaches a route, and every response on its way out.
+
+    request id -> gate (starting, draining, dead) -> routes -> request id, connection -> access log
+
+A plain ASGI wrapper around the application: it also sees requests that match no route.
+"""
+
+import http
+import logging
+import re
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import errors
+from api.service import Service
+from engine import log
+from engine.errors import EngineDeadError, RaywireError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+PROBES = frozenset({"/live", "/ready", "/health"})
+QUIET = PROBES | {"/metrics"}
+"""Never in the access log: they come every few seconds, for ever."""
+
+STARTING_RETRY_AFTER_S = 2
+DRAINING_RETRY_AFTER_S = 5
+
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
+
+
+class Edge:
+    """The outermost application."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "only HTTP is served"
+        exchange = _Exchange(scope, send, self._service)
+        token = log.request_id.set(exchange.request_id)
+        try:
+            if (refusal := self._refusal(scope["path"], scope["method"])) is not None:
+                response = errors.error_response(errors.describe(refusal))
+                await response(scope, receive, exchange.send)
+            elif scope["path"] in QUIET:
+                await self._app(scope, receive, exchange.send)
+            else:
+                with self._service.counted():
+                    await self._app(scope, receive, exchange.send)
+        finally:
+            exchange.log()
+            log.request_id.reset(token)
+
+    def _refusal(self, path: str, method: str) -> RaywireError | None:
+        """Why no route may answer now, if so. Probes answer for themselves."""
+        if path in PROBES:
+            return None
+        match self._service.state:
+            case "starting":
+                return UnavailableError("the model is loading", STARTING_RETRY_AFTER_S)
+            case "hung" | "dead":
+                death = self._service.client.death
+                assert death is not None
+                # The last metrics before the end are the interesting ones.
+                return None if path == "/metrics" else EngineDeadError(*death.args)
+            case "draining" if method not in ("GET", "HEAD"):
+                return UnavailableError("the server is shutting down", DRAINING_RETRY_AFTER_S)
+        return None
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(self, scope: Scope, send: Send, service: Service) -> None:
+        self._scope = scope
+        self._send = send
+        self._service = service
+        self._began_at = time.monotonic()
+        self._status = 499  # nobody was there to be answered, as nginx has it
+        self.request_id = _request_id(scope)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+            ]
+            if self._service.state not in ("starting", "serving"):
+                # Later requests should not be tied to a server that is about to go.
+                message["headers"].append((b"connection", b"close"))
+        await self._send(message)
+
+    def log(self) -> None:
+        path = self._scope["path"]
+        if self._service.config.access_log and path not in QUIET:
+            logger.info(
+                '"%s %s" %d %s %.0f ms',
+                self._scope["method"],
+                path[:200].encode("unicode_escape").decode(),
+                self._status,
+                _phrase(self._status),
+                1000 * (time.monotonic() - self._began_at),
+            )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id, if it is harmless, else a new one: it goes into headers and logs."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
+            return str(value, "ascii")
+    return secrets.token_hex(16)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return http.HTTPStatus(status).phrase
+    except ValueError:
+        return "client closed"

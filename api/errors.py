@@ -1,0 +1,127 @@
+"""HTTP status and body of each of our errors, in OpenAI's shape:
+
+    {"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null}}
+
+Used by routes, the edge and server-sent events. What clients see comes from the messages of
+`RequestError`, which hold nothing but the request's own values, and from the sentences below:
+never a path, an address or a traceback.
+"""
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.responses import Response
+
+from engine.errors import (
+    EngineDeadError,
+    RaywireError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+)
+
+DEAD_RETRY_AFTER_S = 5
+
+
+class ErrorDetails(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetails
+
+
+class HttpError(RequestError):
+    """The request is wrong in a way that has a status of its own: 404, 405, 413, 415."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, None)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error as HTTP shows it."""
+
+    status: int
+    details: ErrorDetails
+    headers: dict[str, str] = {}
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.details))
+
+
+def describe(error: RaywireError) -> Failure:
+    """What a client is told about an error."""
+    match error:
+        case HttpError():
+            return request_failure(error.status, str(error), error.param, error.code, error.headers)
+        case RequestError():
+            return request_failure(error.status, str(error), error.param, error.code)
+        case EngineDeadError():
+            # The cause is the operator's: it names processes.
+            return server_failure(
+                503,
+                "the engine has died; the server is stopping",
+                "engine_dead",
+                retry_after_s=DEAD_RETRY_AFTER_S,
+            )
+        case UnavailableError():
+            return server_failure(503, str(error), "unavailable", error.retry_after_s)
+        case RequestFailedError():
+            return server_failure(500, str(error), "request_failed")
+        case _:
+            return internal_failure()
+
+
+def request_failure(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Failure:
+    """The caller's fault."""
+    details = ErrorDetails(message, "invalid_request_error", param, code)
+    return Failure(status, details, headers or {})
+
+
+def server_failure(
+    status: int, message: str, code: str | None, retry_after_s: int | None = None
+) -> Failure:
+    """Ours."""
+    headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
+    return Failure(status, ErrorDetails(message, "server_error", None, code), headers)
+
+
+def internal_failure() -> Failure:
+    """Ours, and nobody foresaw it: the traceback is in the log."""
+    return server_failure(500, "the server failed to answer this request", "internal_error")
+
+
+def routing_failure(status: int, path: str, method: str, headers: dict[str, str]) -> Failure:
+    """No such route, or not with this method."""
+    if status == HTTPStatus.NOT_FOUND:
+        return request_failure(status, f"no route {path[:200]}", code="not_found")
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{method} is not allowed here"
+        return request_failure(status, message, code="method_not_allowed", headers=headers)
+    return request_failure(status, HTTPStatus(status).phrase, headers=headers)
+
+
+def error_response(failure: Failure) -> Response:
+    return Response(
+        failure.body, failure.status, media_type="application/json", headers=failure.headers
+    )

@@ -1,0 +1,143 @@
+"""All sequences of one HTTP request, from prompts to deltas: `n` for each prompt, run together.
+
+    prompts x n --> engine requests --> streams --> output processors --> (choice, delta) …
+
+Used by `answer`, which turns deltas into HTTP. Choice k of prompt p has index p * n + k. However a
+generation ends (finished, failed, cancelled because the client has gone), `close` leaves nothing
+behind on the engine.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect
+
+from api.metrics import RequestRecord
+from api.output_processor import OutputDelta, OutputProcessor
+from api.protocol import PromptTokensDetails, Usage
+from api.request_stream import RequestStream, Wakeup
+from api.sampling import SamplingParams
+from api.service import Service
+from engine.errors import RequestFailedError
+from engine.wire import EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready for the engine."""
+
+    token_ids: list[int]
+    requests: list[EngineCoreRequest]
+    """One for each continuation."""
+
+    text: str = ""
+    """Only where an answer repeats it."""
+
+
+class Choice:
+    """One sequence."""
+
+    __slots__ = ("_record", "_stream", "index", "processor")
+
+    def __init__(
+        self, index: int, processor: OutputProcessor, stream: RequestStream, record: RequestRecord
+    ) -> None:
+        self.index = index
+        self.processor = processor
+        self._stream = stream
+        self._record = record
+
+    def take(self) -> OutputDelta | None:
+        """What has come since the last call, or None.
+
+        Raises:
+            EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
+        """
+        output = self._stream.take()
+        delta = self.processor.push(output) if output is not None else None
+        if delta is not None and delta.finish_reason is not None:
+            self.end(delta.finish_reason)
+            if delta.finish_reason == "error":
+                raise RequestFailedError(delta.error or "the engine failed on this request")
+        return delta
+
+    def end(self, reason: str) -> None:
+        """Book the sequence, and abort it if it still runs. Only the first call has an effect."""
+        self._stream.close()
+        self._record.finish(
+            reason,
+            num_prompt_tokens=self.processor.num_prompt_tokens,
+            num_output_tokens=self.processor.num_output_tokens,
+        )
+
+
+class Generation:
+    """The sequences of one request."""
+
+    def __init__(self) -> None:
+        self.choices: list[Choice] = []
+        self.is_cancelled = False
+        self._wakeup = Wakeup()
+        self._n = 1
+
+    def launch(
+        self,
+        service: Service,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        arrived_at: float,
+    ) -> None:
+        """Send all sequences to the engine.
+
+        Raises:
+            ClientDisconnect: cancelled meanwhile; nothing was sent.
+            EngineDeadError: an engine core is gone.
+        """
+        if self.is_cancelled:
+            raise ClientDisconnect
+        self._n = params.n
+        for prompt in prompts:
+            for request in prompt.requests:
+                processor = OutputProcessor(service.model.tokenizer, params, prompt.token_ids)
+                record = service.metrics.record(arrived_at)
+                stream = service.client.stream(request, wakeup=self._wakeup, timeline=record)
+                self.choices.append(Choice(len(self.choices), processor, stream, record))
+
+    async def batches(self) -> AsyncIterator[list[tuple[Choice, OutputDelta]]]:
+        """All that is new, whenever something is; ends with the last choice, or when cancelled.
+
+        Raises:
+            EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
+        """
+        running = self.choices
+        while running and not self.is_cancelled:
+            batch = [(c, delta) for c in running if (delta := c.take()) is not None]
+            if batch:
+                running = [choice for choice in running if not choice.processor.is_finished]
+                yield batch
+            else:
+                await self._wakeup.wait()
+
+    def cancel(self) -> None:
+        """The client has gone: abort, and end `batches`."""
+        self.is_cancelled = True
+        self.close()
+        self._wakeup.set()
+
+    def close(self, reason: str = "abort") -> None:
+        """Abort whatever still runs. Idempotent."""
+        for choice in self.choices:
+            choice.end(reason)
+
+    def usage(self, *, counts_output: bool = True) -> Usage:
+        """Tokens so far: each prompt once, all outputs together."""
+        firsts = [choice.processor for choice in self.choices[:: self._n]]
+        prompt_tokens = sum(first.num_prompt_tokens for first in firsts)
+        completion_tokens = sum(choice.processor.num_output_tokens for choice in self.choices)
+        completion_tokens *= counts_output
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(sum(first.num_cached_tokens for first in firsts)),
+        )

@@ -1,0 +1,244 @@
+"""Prometheus metrics of one API server.
+
+Names are vLLM's behind our own prefix, so its dashboards fit after one
+`sed 's/vllm:/raywire:/g'`. Labels are vLLM's too: `model_name` and `engine`. Times:
+
+- time to first token and end-to-end latency: on this process's clock, from the arrival of the
+  request's body to the first token, and to the last, here: with tokenizing and both wires.
+- between two tokens: the core's stamps of the two steps.
+- queue, prefill, decode: the core's stamps (`timeline` defines them for preempted requests too).
+
+Counters only grow. Those that an engine core counts itself are taken over as differences, so they
+go on growing when the core is replaced and starts again at zero.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import prometheus_client as prometheus
+
+from api.timeline import Timeline
+from engine.wire import EngineCoreOutput, EngineReady, SchedulerStats
+
+CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
+
+_PREFIX = "raywire:"
+_TOKEN_BYTES = 4
+_LABELS = ("model_name", "engine")
+
+_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_GAP_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKEN_BUCKETS = tuple(
+    float(step * 10**power) for power in range(6) for step in (1, 2, 5)
+)  # 1, 2, 5, 10, … 500,000
+
+
+class Metrics:
+    """All metrics of one API server, in a registry of their own."""
+
+    def __init__(self, model_name: str, num_engines: int) -> None:
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        self._model_name = model_name
+        self._families = _Families(self.registry)
+        self._engines = [
+            EngineMetrics(self._families, model_name, index) for index in range(num_engines)
+        ]
+
+    def on_ready(self, ready: Sequence[EngineReady]) -> None:
+        """Publish what the engine cores said about their caches."""
+        for each in ready:
+            self._families.cache_config.labels(
+                self._model_name,
+                str(each.engine_index),
+                str(each.block_size),
+                str(each.num_gpu_blocks),
+                each.dtype,
+            ).set(1)
+
+    def on_stats(self, engine_index: int, stats: SchedulerStats) -> None:
+        """Take over what an engine core says of itself."""
+        self._engines[engine_index].on_stats(stats)
+
+    def on_death(self) -> None:
+        """Nothing runs or waits on engine cores that are gone."""
+        for engine in self._engines:
+            engine.on_stats(SchedulerStats(0, 0, 0.0), is_reset=True)
+
+    def record(self, arrived_at: float) -> "RequestRecord":
+        """The record of one sequence of a request whose body arrived at `time.monotonic()`."""
+        return RequestRecord(self._engines, arrived_at)
+
+    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read when the metrics are."""
+        gauge = prometheus.Gauge(_PREFIX + name, documentation, registry=self.registry)
+        gauge.set_function(read)
+
+    def render(self) -> bytes:
+        return prometheus.generate_latest(self.registry)
+
+
+class RequestRecord(Timeline):
+    """Times and counts of one sequence, booked when they happen or when it ends."""
+
+    __slots__ = ("_arrived_at", "_engines", "_has_token", "_is_booked")
+
+    def __init__(self, engines: "Sequence[EngineMetrics]", arrived_at: float) -> None:
+        super().__init__(self._on_gap)
+        self._engines = engines
+        self._arrived_at = arrived_at
+        self._has_token = False
+        self._is_booked = False
+
+    def update(self, output: EngineCoreOutput, timestamp: float) -> None:
+        super().update(output, timestamp)
+        engine = self._engines[self.engine_index]
+        if output.new_token_ids:
+            engine.generation_tokens.inc(len(output.new_token_ids) // _TOKEN_BYTES)
+            if not self._has_token:
+                self._has_token = True
+                engine.first_token.observe(time.monotonic() - self._arrived_at)
+        if output.details is not None and (stats := output.details.prefill_stats) is not None:
+            engine.prompt_tokens.inc(stats.num_prompt_tokens)
+            engine.prompt_tokens_cached.inc(stats.num_cached_tokens)
+
+    def finish(self, reason: str, *, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Book the sequence, once. `reason` is the finish reason as the API spells it."""
+        if self._is_booked:
+            return
+        self._is_booked = True
+        engine = self._engines[self.engine_index]
+        engine.finished(reason)
+        engine.end_to_end.observe(time.monotonic() - self._arrived_at)
+        engine.request_prompt_tokens.observe(num_prompt_tokens)
+        engine.request_generation_tokens.observe(num_output_tokens)
+        engine.request_preemptions.observe(self.num_preemptions)
+        if self.was_scheduled:
+            engine.queue.observe(self.queue_s)
+        if self.first_token_at is not None:
+            engine.prefill.observe(self.prefill_s)
+            engine.decode.observe(self.decode_s)
+            engine.inference.observe(self.prefill_s + self.decode_s)
+
+    def _on_gap(self, gap_s: float) -> None:
+        self._engines[self.engine_index].inter_token.observe(gap_s)
+
+
+class EngineMetrics:
+    """The metrics of one engine core, with its labels filled in once."""
+
+    def __init__(self, families: "_Families", model_name: str, index: int) -> None:
+        labels = (model_name, str(index))
+        self._labels = labels
+        self._success = families.success
+        self._last = SchedulerStats(0, 0, 0.0)
+        self._running = families.running.labels(*labels)
+        self._waiting = families.waiting.labels(*labels)
+        self._cache_usage = families.cache_usage.labels(*labels)
+        self._prefix_queries = families.prefix_queries.labels(*labels)
+        self._prefix_hits = families.prefix_hits.labels(*labels)
+        self._preemptions = families.preemptions.labels(*labels)
+        self._dropped = families.dropped.labels(*labels)
+        self.prompt_tokens = families.prompt_tokens.labels(*labels)
+        self.prompt_tokens_cached = families.prompt_tokens_cached.labels(*labels)
+        self.generation_tokens = families.generation_tokens.labels(*labels)
+        self.first_token = families.first_token.labels(*labels)
+        self.inter_token = families.inter_token.labels(*labels)
+        self.end_to_end = families.end_to_end.labels(*labels)
+        self.queue = families.queue.labels(*labels)
+        self.prefill = families.prefill.labels(*labels)
+        self.decode = families.decode.labels(*labels)
+        self.inference = families.inference.labels(*labels)
+        self.request_prompt_tokens = families.request_prompt_tokens.labels(*labels)
+        self.request_generation_tokens = families.request_generation_tokens.labels(*labels)
+        self.request_preemptions = families.request_preemptions.labels(*labels)
+        for reason in ("stop", "length", "abort", "error", "repetition"):
+            families.success.labels(*labels, reason)  # there from the start, at zero
+
+    def finished(self, reason: str) -> None:
+        self._success.labels(*self._labels, reason).inc()
+
+    def on_stats(self, stats: SchedulerStats, is_reset: bool = False) -> None:
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._cache_usage.set(stats.kv_cache_usage)
+        if is_reset:
+            return
+        last, self._last = self._last, stats
+        self._prefix_queries.inc(_grown(stats.prefix_cache_queries, last.prefix_cache_queries))
+        self._prefix_hits.inc(_grown(stats.prefix_cache_hits, last.prefix_cache_hits))
+        self._preemptions.inc(_grown(stats.num_preemptions, last.num_preemptions))
+        self._dropped.inc(_grown(stats.num_dropped_messages, last.num_dropped_messages))
+
+
+def _grown(now: int, before: int) -> int:
+    """How much a core's counter has grown; one that is smaller has started again at zero."""
+    return now - before if now >= before else now
+
+
+class _Families:
+    """Every metric by name, without labels."""
+
+    def __init__(self, registry: prometheus.CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> prometheus.Gauge:
+            return prometheus.Gauge(_PREFIX + name, text, (*_LABELS, *labels), registry=registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> prometheus.Counter:
+            return prometheus.Counter(_PREFIX + name, text, (*_LABELS, *labels), registry=registry)
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float] = _REQUEST_BUCKETS
+        ) -> prometheus.Histogram:
+            return prometheus.Histogram(
+                _PREFIX + name, text, _LABELS, registry=registry, buckets=buckets
+            )
+
+        self.running = gauge("num_requests_running", "Requests that run in the current step")
+        self.waiting = gauge("num_requests_waiting", "Requests that wait for their turn")
+        self.cache_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+        self.cache_config = gauge(
+            "cache_config_info",
+            "KV cache of each engine core; always 1",
+            ("block_size", "num_gpu_blocks", "dtype"),
+        )
+        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up")
+        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.preemptions = counter("num_preemptions", "Requests preempted for lack of KV blocks")
+        self.dropped = counter("dropped_messages", "Messages that broke the protocol, at the core")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, computed or found")
+        self.prompt_tokens_cached = counter("prompt_tokens_cached", "Prompt tokens found in cache")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.success = counter(
+            "request_success", "Sequences ended, by finish reason", ("finished_reason",)
+        )
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_BUCKETS
+        )
+        self.inter_token = histogram(
+            "inter_token_latency_seconds", "Between a sequence's steps with tokens", _GAP_BUCKETS
+        )
+        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end")
+        self.queue = histogram("request_queue_time_seconds", "Waiting, also after preemptions")
+        self.prefill = histogram("request_prefill_time_seconds", "Running, up to the first token")
+        self.decode = histogram("request_decode_time_seconds", "Running, after the first token")
+        self.inference = histogram("request_inference_time_seconds", "Prefill and decode together")
+        self.request_prompt_tokens = histogram(
+            "request_prompt_tokens", "Prompt tokens of each sequence", _TOKEN_BUCKETS
+        )
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Tokens generated for each sequence", _TOKEN_BUCKETS
+        )
+        self.request_preemptions = histogram(
+            "request_num_preemptions", "Preemptions of each sequence", (0.0, 1.0, 2.0, 5.0, 10.0)
+        )

@@ -1,0 +1,186 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import Sequence
+from secrets import token_hex
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+from starlette.types import ASGIApp
+
+from api import answer, body, logprobs, prompts, sse
+from api.generate import Generation, Prompt
+from api.protocol import (
+    KNOWN_IN_CHAT,
+    UNSUPPORTED_IN_CHAT,
+    ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from api.service import LoadedModel, Service
+
+_DECODER = msgspec.json.Decoder(ChatBody)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def create_chat_completion(request: Request) -> Response | ASGIApp:
+        raw = await body.read(request, service.config.max_body_bytes)
+        arrived_at = time.monotonic()
+        chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
+        job = _check(service, chat, arrived_at, body.ignored_header(ignored))
+        return await answer.respond(service, request, job)
+
+    return routes
+
+
+def _check(
+    service: Service, chat: ChatBody, arrived_at: float, headers: dict[str, str]
+) -> answer.Job:
+    """Everything that can be wrong without looking at tokens."""
+    service.check_model_name(chat.model)
+    chat.check(service.config.max_n)
+    answer.check_priority(chat.priority, service)
+    messages = prompts.check_messages(chat.messages)
+    variables = prompts.template_variables(chat.chat_template_kwargs)
+    has_generation_prompt = chat.has_generation_prompt
+    params = chat.generation_params()
+    answer_id = f"chatcmpl-{token_hex(12)}"
+
+    def prepare(model: LoadedModel) -> list[Prompt]:
+        text = model.template.render(
+            messages,
+            add_generation_prompt=has_generation_prompt,
+            continue_final_message=bool(chat.continue_final_message),
+            **variables,
+        )
+        token_ids = model.inputs.encode(
+            text, add_special_tokens=bool(chat.add_special_tokens), param="messages"
+        )
+        requests = model.inputs.make_requests(
+            token_ids,
+            params,
+            request_id=answer_id,
+            priority=chat.priority or 0,
+            cache_salt=chat.cache_salt,
+            param="messages",
+        )
+        return [Prompt(token_ids, requests)]
+
+    def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
+        name = chat.model or service.config.served_model_names[0]
+        return _ChatFormat(answer_id, name, chat, generation, prompts_[0])
+
+    return answer.Job(chat, params, prepare, make_format, headers, arrived_at)
+
+
+class _ChatFormat:
+    """The answer to one chat request, whole or in chunks."""
+
+    def __init__(
+        self, answer_id: str, model: str, chat: ChatBody, generation: Generation, prompt: Prompt
+    ) -> None:
+        self._id = answer_id
+        self._model = model
+        self._created = answer.now()
+        self._chat = chat
+        self._generation = generation
+        self._prompt = prompt
+        self._waiting = [answer.Part() for _ in generation.choices]
+        self._is_begun = False
+
+    def chunks(self, batch: answer.Batch) -> bytes:
+        events = []
+        if not self._is_begun:
+            self._is_begun = True
+            events += [self._role_chunk(i) for i in range(len(self._waiting))]
+        for choice, delta in batch:
+            part = self._waiting[choice.index]
+            part.add(delta)
+            if self._can_be_shown(part):
+                self._waiting[choice.index] = answer.Part()
+                events.append(self._chunk([self._chunk_choice(choice.index, part)]))
+        return b"".join(events)
+
+    def last_chunks(self) -> bytes:
+        if not self._chat.has_usage_chunk:
+            return b""
+        return self._chunk([], has_usage=True)
+
+    def whole(self, parts: Sequence[answer.Part]) -> ChatCompletion:
+        prompt_logprobs = parts[0].prompt_logprobs
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(index, part) for index, part in enumerate(parts)],
+            usage=self._generation.usage(),
+            prompt_token_ids=self._prompt.token_ids if self._chat.return_token_ids else UNSET,
+            prompt_logprobs=(
+                logprobs.for_prompt(prompt_logprobs or [])
+                if self._chat.prompt_logprobs is not None
+                else UNSET
+            ),
+        )
+
+    def _choice(self, index: int, part: answer.Part) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=ChatMessage("assistant", "".join(part.text)),
+            logprobs=self._logprobs(part),
+            finish_reason=part.finish_reason,
+            stop_reason=part.stop_reason,
+            token_ids=self._token_ids(part),
+        )
+
+    def _can_be_shown(self, part: answer.Part) -> bool:
+        """No chunk without content, but for the last one, and where token ids were asked for."""
+        has_tokens = bool(self._chat.return_token_ids and part.token_ids)
+        return bool(part.text) or part.finish_reason is not None or has_tokens
+
+    def _role_chunk(self, index: int) -> bytes:
+        delta = ChatDelta(role="assistant", content="")
+        is_first_of_all = index == 0 and self._chat.return_token_ids
+        return self._chunk(
+            [ChatChunkChoice(index, delta, None, None)],
+            prompt_token_ids=self._prompt.token_ids if is_first_of_all else UNSET,
+        )
+
+    def _chunk_choice(self, index: int, part: answer.Part) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(content="".join(part.text)) if part.text else ChatDelta(),
+            logprobs=self._logprobs(part),
+            finish_reason=part.finish_reason,
+            stop_reason=part.stop_reason if part.finish_reason is not None else UNSET,
+            token_ids=self._token_ids(part),
+        )
+
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        has_usage: bool = False,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> bytes:
+        chunk = ChatChunk(
+            self._id, self._created, self._model, choices, prompt_token_ids=prompt_token_ids
+        )
+        if has_usage or self._chat.has_running_usage:
+            chunk.usage = self._generation.usage()
+        elif self._chat.has_usage_chunk:
+            chunk.usage = None  # the reference: null in all chunks but the last
+        return sse.event(chunk)
+
+    def _logprobs(self, part: answer.Part) -> ChatLogprobs | None:
+        return logprobs.for_chat(part.logprobs) if self._chat.logprobs and part.logprobs else None
+
+    def _token_ids(self, part: answer.Part) -> list[int] | UnsetType:
+        return part.token_ids if self._chat.return_token_ids else UNSET

@@ -1,0 +1,206 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from secrets import token_hex
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+from starlette.types import ASGIApp
+
+from api import answer, body, prompts, sse
+from api.generate import Generation, Prompt
+from api.logprobs import CompletionLogprobsWriter, for_prompt
+from api.output_processor import OutputDelta
+from api.protocol import (
+    DEFAULT_COMPLETION_TOKENS,
+    KNOWN_IN_COMPLETIONS,
+    UNSUPPORTED_IN_COMPLETIONS,
+    Completion,
+    CompletionBody,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
+from api.sampling import SamplingParams
+from api.service import LoadedModel, Service
+from api.tokenizer import Tokenizer
+
+_DECODER = msgspec.json.Decoder(CompletionBody)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", response_model=None)
+    async def create_completion(request: Request) -> Response | ASGIApp:
+        raw = await body.read(request, service.config.max_body_bytes)
+        arrived_at = time.monotonic()
+        completion, ignored = body.decode(
+            raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
+        )
+        job = _check(service, completion, arrived_at, body.ignored_header(ignored))
+        return await answer.respond(service, request, job)
+
+    return routes
+
+
+def _check(
+    service: Service, completion: CompletionBody, arrived_at: float, headers: dict[str, str]
+) -> answer.Job:
+    """Everything that can be wrong without looking at tokens."""
+    service.check_model_name(completion.model)
+    completion.check(service.config.max_n)
+    answer.check_priority(completion.priority, service)
+    given = prompts.read(completion.prompt)
+    answer.check_size(len(given), completion.num_choices, service)
+    params = completion.generation_params()
+    answer_id = f"cmpl-{token_hex(12)}"
+
+    def prepare(model: LoadedModel) -> list[Prompt]:
+        return [_prepare(model, completion, params, prompt, answer_id) for prompt in given]
+
+    def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
+        name = completion.model or service.config.served_model_names[0]
+        tokenizer = service.model.tokenizer
+        return _CompletionFormat(answer_id, name, completion, generation, prompts_, tokenizer)
+
+    return answer.Job(completion, params, prepare, make_format, headers, arrived_at)
+
+
+def _prepare(
+    model: LoadedModel,
+    completion: CompletionBody,
+    params: SamplingParams,
+    prompt: str | list[int],
+    answer_id: str,
+) -> Prompt:
+    if isinstance(prompt, str):
+        has_special = completion.add_special_tokens is not False
+        token_ids = model.inputs.encode(prompt, add_special_tokens=has_special)
+    else:
+        token_ids = prompt
+    requests = model.inputs.make_requests(
+        token_ids,
+        params,
+        request_id=answer_id,
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        priority=completion.priority or 0,
+        cache_salt=completion.cache_salt,
+    )
+    if not completion.echo:
+        return Prompt(token_ids, requests)
+    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
+    return Prompt(token_ids, requests, text)
+
+
+class _CompletionFormat:
+    """The answer to one completion request, whole or in chunks."""
+
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        completion: CompletionBody,
+        generation: Generation,
+        prompts_: list[Prompt],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._id = answer_id
+        self._model = model
+        self._created = answer.now()
+        self._completion = completion
+        self._generation = generation
+        self._prompts = prompts_
+        self._tokenizer = tokenizer
+        num_choices = len(generation.choices)
+        self._waiting = [answer.Part() for _ in range(num_choices)]
+        self._writers = [CompletionLogprobsWriter() for _ in range(num_choices)]
+        self._is_begun = [False] * num_choices
+
+    def chunks(self, batch: answer.Batch) -> bytes:
+        events = []
+        for choice, delta in batch:
+            part = self._waiting[choice.index]
+            part.add(self._shown(delta))
+            if self._can_be_shown(choice.index, part):
+                self._waiting[choice.index] = answer.Part()
+                events.append(self._chunk([self._choice(choice.index, part, is_chunk=True)]))
+        return b"".join(events)
+
+    def last_chunks(self) -> bytes:
+        if not self._completion.has_usage_chunk:
+            return b""
+        return self._chunk([], has_usage=True)
+
+    def whole(self, parts: Sequence[answer.Part]) -> Completion:
+        if self._completion.is_prompt_only:
+            for part in parts:
+                part.text, part.token_ids, part.logprobs = [], [], []
+                part.finish_reason, part.stop_reason = "length", None
+        choices = [self._choice(index, part, is_chunk=False) for index, part in enumerate(parts)]
+        return Completion(self._id, self._created, self._model, choices, self._usage())
+
+    def _shown(self, delta: OutputDelta) -> OutputDelta:
+        """What the client asked for of a delta: nothing new with `max_tokens` 0."""
+        if not self._completion.is_prompt_only:
+            return delta
+        ended = "length" if delta.finish_reason is not None else None
+        return replace(
+            delta, text="", token_ids=[], logprobs=None, finish_reason=ended, stop_reason=None
+        )
+
+    def _can_be_shown(self, index: int, part: answer.Part) -> bool:
+        """No chunk without text, but for the last one, and where token ids were asked for."""
+        has_echo = bool(self._completion.echo) and not self._is_begun[index]
+        has_tokens = bool(self._completion.return_token_ids and part.token_ids)
+        return bool(part.text) or part.finish_reason is not None or has_echo or has_tokens
+
+    def _choice(self, index: int, part: answer.Part, *, is_chunk: bool) -> CompletionChoice:
+        prompt = self._prompts[index // (len(self._waiting) // len(self._prompts))]
+        is_first, self._is_begun[index] = not self._is_begun[index], True
+        text = "".join(part.text)
+        has_ids = bool(self._completion.return_token_ids)
+        return CompletionChoice(
+            index=index,
+            text=prompt.text + text if is_first else text,
+            logprobs=self._logprobs(index, part, prompt if is_first else None),
+            finish_reason=part.finish_reason,
+            stop_reason=(
+                part.stop_reason if part.finish_reason is not None or not is_chunk else UNSET
+            ),
+            token_ids=part.token_ids if has_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if has_ids and is_first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(part),
+        )
+
+    def _logprobs(
+        self, index: int, part: answer.Part, prompt: Prompt | None
+    ) -> CompletionLogprobs | None:
+        if self._completion.logprobs is None:
+            return None
+        writer, shape = self._writers[index], CompletionLogprobs([], [], [], [])
+        if self._completion.echo and prompt is not None:
+            positions = part.prompt_logprobs or []
+            writer.add_prompt(shape, self._tokenizer, prompt.token_ids, positions)
+        writer.add(shape, part.logprobs)
+        return shape
+
+    def _prompt_logprobs(self, part: answer.Part) -> PromptLogprobs | UnsetType:
+        if self._completion.prompt_logprobs is None:
+            return UNSET
+        return for_prompt(part.prompt_logprobs or [])
+
+    def _chunk(self, choices: list[CompletionChoice], has_usage: bool = False) -> bytes:
+        chunk = Completion(self._id, self._created, self._model, choices)
+        if has_usage or self._completion.has_running_usage:
+            chunk.usage = self._usage()
+        elif self._completion.has_usage_chunk:
+            chunk.usage = None  # the reference: null in all chunks but the last
+        return sse.event(chunk)
+
+    def _usage(self) -> Usage:
+        return self._generation.usage(counts_output=not self._completion.is_prompt_only)

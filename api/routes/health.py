@@ -1,0 +1,45 @@
+"""GET /live, /ready and /health: what probes may conclude (DESIGN: section 8).
+
+/live     200 while the process can recover by itself: also while it loads and drains.
+          503 where a restart is the remedy: an engine core is dead or hangs.
+/ready    200 while new requests are welcome.
+/health   what vLLM's clients expect: 200 once serving, 503 while loading and when dead or hung.
+
+All three look at what is known already, so they are as quick under load as without: no engine is
+asked. That it still works is known from its heartbeats.
+"""
+
+from fastapi import APIRouter, Request, Response
+
+from api import errors
+from api.edge import STARTING_RETRY_AFTER_S
+from api.service import Service, State
+
+_METHODS = ["GET", "HEAD"]
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.api_route("/live", methods=_METHODS)
+    async def live(request: Request) -> Response:
+        return _answer(service.state, bad=("hung", "dead"))
+
+    @routes.api_route("/ready", methods=_METHODS)
+    async def ready(request: Request) -> Response:
+        return _answer(service.state, bad=("starting", "draining", "hung", "dead"))
+
+    @routes.api_route("/health", methods=_METHODS)
+    async def health(request: Request) -> Response:
+        return _answer(service.state, bad=("starting", "hung", "dead"))
+
+    return routes
+
+
+def _answer(state: State, bad: tuple[State, ...]) -> Response:
+    if state not in bad:
+        return Response(status_code=200)
+    code = "engine_dead" if state in ("hung", "dead") else "unavailable"
+    return errors.error_response(
+        errors.server_failure(503, f"the server is {state}", code, STARTING_RETRY_AFTER_S)
+    )

@@ -1,0 +1,100 @@
+"""What the routes of one API server share: settings, engine client, metrics, and its state.
+
+Made by `process`, which moves it through its states; read by the edge and the routes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, ParamSpec, TypeVar
+
+from api.chat_template import ChatTemplate
+from api.config import ApiConfig
+from api.engine_client import EngineClient
+from api.input_processor import InputProcessor
+from api.metrics import Metrics
+from api.tokenizer import Tokenizer
+from engine.errors import NotFoundError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+State = Literal["starting", "serving", "draining", "hung", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the API server knows of the model, once the engine cores are ready."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    inputs: InputProcessor
+    max_model_len: int
+    loaded_at: int
+    """Seconds since the epoch."""
+
+
+class Service:
+    """State and parts of one API server."""
+
+    def __init__(self, config: ApiConfig, client: EngineClient) -> None:
+        self.config = config
+        self.client = client
+        self.metrics = Metrics(config.served_model_names[0], len(client.engines))
+        self.num_active = 0
+        """Requests being answered, probes and metrics aside."""
+        self._phase: Literal["starting", "serving", "draining"] = "starting"
+        self._model: LoadedModel | None = None
+        self._threads = ThreadPoolExecutor(config.num_text_threads, "text")
+        client.on_stats = self.metrics.on_stats
+        self.metrics.watch(
+            "wire_dropped_messages",
+            "Messages from engine cores that were stale or broke the protocol",
+            lambda: client.num_stale_messages + client.num_bad_messages,
+        )
+
+    @property
+    def state(self) -> State:
+        if self.client.death is not None:
+            return "hung" if any(e.state == "hung" for e in self.client.engines) else "dead"
+        return self._phase
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model; only while serving, which the edge sees to."""
+        assert self._model is not None
+        return self._model
+
+    def serve(self, model: LoadedModel) -> None:
+        """Begin to take requests."""
+        self._model = model
+        self._phase = "serving"
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._phase = "draining"
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_model_name(self, name: str | None) -> None:
+        """Raise NotFoundError unless this is what we serve. Leaving it out means just that."""
+        if name is not None and name not in self.config.served_model_names:
+            shown = ", ".join(self.config.served_model_names)
+            raise NotFoundError(f"no model {name[:200]!r} here; there is {shown}", "model")
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request while it is being answered: a drain waits for it."""
+        self.num_active += 1
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something slow about text off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
