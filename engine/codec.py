@@ -136,6 +136,9 @@ class Decoder(Generic[T]):
         if view.nbytes != size * dtype.itemsize:
             raise WireError(f"an array of {size} x {dtype.itemsize} bytes came with {view.nbytes}")
         array = np.frombuffer(view, dtype=dtype).reshape(shape)
+        if not array.flags.aligned:
+            # ZeroMQ hands out frames of a few KiB from inside its receive buffer, at any address.
+            array = array.copy()
         array.flags.writeable = False
         return array
 

@@ -29,6 +29,7 @@ RequestIds = Annotated[list[RequestId], msgspec.Meta(max_length=1 << 16)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=(1 << 16) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Cause = Annotated[str, msgspec.Meta(max_length=1 << 16)]
@@ -134,7 +135,7 @@ class EngineCoreRequest(Message, frozen=True):
     client_index: Rank = 0
     """Which API server sent it, and so which PULL gets its outputs."""
     current_wave: Count = 0
-    priority: int = 0
+    priority: Priority = 0
     """Lower runs first, with the priority policy."""
     trace_headers: Annotated[dict[Name, Name], msgspec.Meta(max_length=16)] | None = None
     output_token_ids: np.ndarray | None = None
