@@ -1,11 +1,16 @@
 """Logits to token ids, with what each request wants of them.
 
-Used by `model_runner` on the rank that replies. Holds per request what must outlive a step; the
-arithmetic on rows is in `token_choice`, the noise in `noise`. A row's result does not depend on
-what else is in the batch.
+Used by `model_runner` on the rank that replies. Holds per request what must outlive a step; what
+rows are made of is elsewhere: `logit_edits` (bias, penalties, masks), `token_choice` (best tokens,
+cuts, draws), `noise` (the uniform of a row) and `logprobs`.
+
+    logits -> edits -> best token ------------------------------------> greedy rows
+                   \\-> temperature -> min-p -> top-k -> top-p -> draw -> random rows
+
+A row's token depends on its logits and its request alone, not on what else is in the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +20,11 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 from engine.wire import Logprobs
-from workers import noise, token_choice
+from workers import logit_edits, noise, token_choice
+from workers.logit_edits import LogitEdits
+from workers.logprobs import prompt_logprobs, row_logprobs
+
+__all__ = ["SampledTokens", "Sampler", "TokenIds", "prompt_logprobs"]
 
 TokenIds = Tensor | NDArray[np.uint32] | NDArray[np.int64]
 
@@ -30,19 +39,12 @@ class SampledTokens:
     """By request id, for those that asked; one token each."""
 
 
-@dataclass(slots=True)
-class _Request:
-    params: SamplingParams
-    key: int
-    num_output: int
-
-
 class Sampler:
     """Samples one token for each row of logits.
 
     Args:
         vocab_size: columns of the logits.
-        max_num_seqs: requests that may be known at once, usually.
+        max_num_seqs: requests that are usually known at once; more are taken as well.
         device: where the logits are.
         default_seed: start of the noise of requests without a seed. Engines that serve together
             should have different ones.
@@ -55,7 +57,11 @@ class Sampler:
         self._device = device
         self._default_key = noise.key_of_seed(default_seed)
         self._num_unseeded = 0
-        self._requests: dict[str, _Request] = {}
+        self._table = _Table(max_num_seqs)
+        # Only the requests that want such a thing are in these, so that the others cost nothing.
+        self._edits: dict[str, LogitEdits] = {}
+        self._random: set[str] = set()
+        self._num_logprobs: dict[str, int] = {}
 
     def add(
         self,
@@ -66,20 +72,31 @@ class Sampler:
     ) -> None:
         """Make a request known. `output_token_ids` are those it has already: after preemption, or
         when it began elsewhere."""
-        if params.seed is None:
-            key = noise.nth_key(self._default_key, self._num_unseeded)
-            self._num_unseeded += 1
-        else:
-            key = noise.key_of_seed(params.seed)
-        self._requests[request_id] = _Request(params, key, len(output_token_ids))
+        key = 0
+        if not params.is_greedy:
+            key = self._key(params.seed)
+            self._random.add(request_id)
+        self._table.add(request_id, params, key, len(output_token_ids), self._vocab_size)
+        if params.logprobs is not None:
+            self._num_logprobs[request_id] = params.logprobs
+        if LogitEdits.wanted_by(params):
+            prompt, output = (
+                np.asarray(ids, np.int64) for ids in (prompt_token_ids, output_token_ids)
+            )
+            self._edits[request_id] = LogitEdits(params, self._vocab_size, prompt, output)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Count tokens that the core has accepted as the request's output."""
-        self._requests[request_id].num_output += len(token_ids)
+        self._table.num_output[self._table.slots[request_id]] += len(token_ids)
+        if (edits := self._edits.get(request_id)) is not None:
+            edits.append(token_ids)
 
     def remove(self, request_id: str) -> None:
         """Forget a request."""
-        del self._requests[request_id]
+        self._table.remove(request_id)
+        self._random.discard(request_id)
+        self._edits.pop(request_id, None)
+        self._num_logprobs.pop(request_id, None)
 
     def sample(self, logits: Tensor, request_ids: Sequence[str]) -> SampledTokens:
         """Return one token per row.
@@ -88,22 +105,111 @@ class Sampler:
             logits: `[len(request_ids), vocab_size]` float32, contiguous. Overwritten.
             request_ids: whose rows they are.
         """
+        edited = _rows_in(self._edits, request_ids)
+        reported = _rows_in(self._num_logprobs, request_ids)
+        random = _rows_in(self._random, request_ids)
+        # Log probabilities are the model's own, so rows that are edited have to be kept.
+        kept = [row for row in reported if row in set(edited)] if edited else []
+        raw = logits[kept] if kept else None
+
+        if edited:
+            logit_edits.apply(logits, [(row, self._edits[request_ids[row]]) for row in edited])
         maxima = token_choice.group_maxima(logits)
         tokens = token_choice.argmax(logits, maxima)
-        requests = [self._requests[request_id] for request_id in request_ids]
-        random = [i for i, r in enumerate(requests) if not r.params.is_greedy]
         if random:
-            chosen = [requests[i] for i in random]
-            uniform = torch.from_numpy(
-                noise.uniforms(
-                    np.array([r.key for r in chosen], np.uint64),
-                    np.array([r.num_output for r in chosen], np.int64),
-                )
-            ).to(self._device)
-            temperature = torch.tensor([r.params.temperature for r in chosen], device=self._device)
-            rows = torch.tensor(random, device=self._device)
-            best = maxima.amax(-1)[rows]
-            tokens[rows] = token_choice.draw(
-                token_choice.weights(logits, rows, best, temperature), uniform
-            )
-        return SampledTokens(tokens.cpu().numpy().astype(np.uint32))
+            rows = self._tensor(random)
+            tokens[rows] = self._draw(logits, maxima, rows, [request_ids[row] for row in random])
+
+        logprobs: dict[str, Logprobs] = {}
+        if reported:
+            unedited = [row for row in reported if row not in set(kept)]
+            self._report(logprobs, logits, unedited, unedited, tokens, request_ids)
+        if raw is not None:
+            self._report(logprobs, raw, list(range(len(kept))), kept, tokens, request_ids)
+        return SampledTokens(tokens.cpu().numpy().astype(np.uint32), logprobs)
+
+    def _draw(
+        self, logits: Tensor, maxima: Tensor, rows: Tensor, request_ids: Sequence[str]
+    ) -> Tensor:
+        """Return a random token for each of the rows, which belong to the given requests."""
+        slots = np.fromiter((self._table.slots[r] for r in request_ids), np.int64, len(rows))
+        uniform = noise.uniforms(self._table.key[slots], self._table.num_output[slots])
+        cuts = token_choice.Cuts(
+            temperature=self._tensor(self._table.temperature[slots]),
+            top_k=self._tensor(self._table.top_k[slots]),
+            top_p=self._tensor(self._table.top_p[slots]),
+            min_p=self._tensor(self._table.min_p[slots]),
+        )
+        return token_choice.choose(logits, maxima, rows, cuts, self._tensor(uniform))
+
+    def _report(
+        self,
+        into: dict[str, Logprobs],
+        logits: Tensor,
+        logit_rows: list[int],
+        rows: list[int],
+        tokens: Tensor,
+        request_ids: Sequence[str],
+    ) -> None:
+        """Write down the log probabilities of the tokens of `rows`, whose raw logits are in
+        `logit_rows`."""
+        if not rows:
+            return
+        found = row_logprobs(logits, self._tensor(logit_rows), tokens[self._tensor(rows)])
+        for i, row in enumerate(rows):
+            request_id = request_ids[row]
+            into[request_id] = found.of(slice(i, i + 1), self._num_logprobs[request_id])
+
+    def _key(self, seed: int | None) -> int:
+        if seed is not None:
+            return noise.key_of_seed(seed)
+        # Not from the request's id: a client that repeats one would get the same text again.
+        self._num_unseeded += 1
+        return noise.nth_key(self._default_key, self._num_unseeded)
+
+    def _tensor(self, values: list[int] | NDArray[np.float64] | NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(values).to(self._device, non_blocking=True)
+
+
+class _Table:
+    """What every request has, as columns, so that a step gathers arrays rather than objects."""
+
+    def __init__(self, size: int) -> None:
+        self.slots: dict[str, int] = {}
+        self._free = list(range(size))
+        self.key = np.zeros(size, np.uint64)
+        self.num_output = np.zeros(size, np.int64)
+        self.temperature = np.ones(size, np.float64)
+        self.top_k = np.zeros(size, np.int64)
+        self.top_p = np.ones(size, np.float64)
+        self.min_p = np.zeros(size, np.float64)
+
+    def add(
+        self, request_id: str, params: SamplingParams, key: int, num_output: int, vocab_size: int
+    ) -> None:
+        if not self._free:
+            self._grow()
+        slot = self.slots[request_id] = self._free.pop()
+        self.key[slot] = key
+        self.num_output[slot] = num_output
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+
+    def remove(self, request_id: str) -> None:
+        self._free.append(self.slots.pop(request_id))
+
+    def _grow(self) -> None:
+        size = len(self.key)
+        self._free.extend(range(size, 2 * size))
+        for name in ("key", "num_output", "temperature", "top_k", "top_p", "min_p"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, column]))
+
+
+def _rows_in(requests: Iterable[str], request_ids: Sequence[str]) -> list[int]:
+    """Return the rows whose request is one of `requests`, a dict or set."""
+    if not requests:
+        return []
+    return [row for row, request_id in enumerate(request_ids) if request_id in requests]

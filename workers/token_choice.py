@@ -1,29 +1,54 @@
-"""From logits to token ids, without noise or order over the vocabulary. Pure functions of tensors.
+"""From logits to token ids, without sorting the vocabulary or drawing noise for all of it. Pure.
 
-Used by `sampler` and `logprobs`. A vocabulary of 262144 makes sorting it, or drawing noise for it,
-dearer than a small model's forward pass. So a row is cut into groups of 128 tokens:
+Used by `sampler` and `logprobs`. On a vocabulary of 262144 tokens either costs more than a small
+model's forward pass. So a row is cut into groups of 128 tokens:
 
     logits   |..............|..............|..............| … |.....|     the last may be shorter
     maxima          7.1            9.3            2.0           4.4
 
 The best token lies in the group with the best maximum, and the best K tokens lie in the K groups
-with the best maxima. What is left is small.
+with the best maxima. What is left to look at is small.
 
-Every result depends on its own row only, bit for bit: reductions run over a group's 128 values or
-over one row in order, never over a whole row at once, which torch splits by the number of threads.
+Every result depends on its own row only, bit for bit: sums run over the 128 values of a group or in
+order over a row, never at once over a whole row, which torch splits by the number of threads.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 GROUP = 128
-LEVELS = (64, 1024)
-"""Candidates that are tried for top-k, top-p and min-p, before a row is sorted whole."""
 
-CHUNK_BYTES = 16 << 20
+LEVELS = (64, 1024)
+"""How many of the best tokens are looked at for min-p, top-k and top-p, before a row is sorted."""
+
+CHUNK_BYTES = 4 << 20
 """Rows are copied in chunks of this size: they stay in the cache, and memory stays bounded."""
+
+_FARTHEST = 745.0
+"""exp(-745) is the least positive float64: a token farther from the best has no weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How each of some rows is to be drawn, `[n]` each. The cuts are made in this order."""
+
+    temperature: Tensor
+    """float64, above 0."""
+    min_p: Tensor
+    """float64: tokens stay that are at least so likely, where the best token is 1. 0 keeps all."""
+    top_k: Tensor
+    """int64: the best so many tokens stay, among equals those of lower id. The size of the
+    vocabulary keeps all."""
+    top_p: Tensor
+    """float64: of what min-p and top-k leave, those tokens stay whose betters together hold less
+    than this share. 1 keeps all."""
+
+    def of(self, part: Tensor) -> "Cuts":
+        return Cuts(self.temperature[part], self.min_p[part], self.top_k[part], self.top_p[part])
 
 
 def group_maxima(logits: Tensor) -> Tensor:
@@ -39,56 +64,12 @@ def group_maxima(logits: Tensor) -> Tensor:
     return maxima
 
 
-def argmax(logits: Tensor, maxima: Tensor) -> Tensor:
-    """Return the best token of each row, `[n]`; the lowest id among equals."""
-    groups = maxima.argmax(-1)
-    token_ids = _members(groups, logits.shape[1])
-    return token_ids.gather(1, logits.gather(1, token_ids).argmax(-1, keepdim=True)).squeeze(1)
-
-
-def candidates(logits: Tensor, maxima: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the best `size` tokens of the given rows: logits and token ids, `[len(rows), size]`.
-
-    Best first, and among equals the lowest id first. Which of the tokens that equal the last
-    candidate are among them is left open.
-    """
-    vocab_size = logits.shape[1]
-    if size >= vocab_size:
-        values, token_ids = logits[rows].sort(dim=-1, descending=True, stable=True)
-        return values, token_ids
-    if maxima.shape[1] <= 4 * size:
-        values, token_ids = logits[rows].topk(size, -1)
-    else:
-        groups = maxima[rows].topk(size, -1, sorted=False).indices
-        members = _members(groups, vocab_size).flatten(1)
-        nearby = logits.flatten()[members + (rows * vocab_size).unsqueeze(1)]
-        # The last group repeats the last token where it is short of 128: only one may count.
-        nearby.masked_fill_(_is_repeated(groups, vocab_size).flatten(1), -torch.inf)
-        values, places = nearby.topk(size, -1)
-        token_ids = members.gather(1, places)
-    token_ids, order = token_ids.sort(-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return values, token_ids.gather(1, order)
-
-
-def chunks(rows: Tensor, vocab_size: int) -> Iterator[Tensor]:
-    """Split row indices so that the rows' logits fit `CHUNK_BYTES`."""
-    yield from torch.split(rows, max(1, CHUNK_BYTES // (4 * vocab_size)))
-
-
-def weights(logits: Tensor, rows: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
-    """Return `exp((logit - best) / temperature)` of the rows, `[len(rows), vocab]`."""
-    scaled = logits[rows]
-    scaled.sub_(best.unsqueeze(1)).div_(temperature.to(logits.dtype).unsqueeze(1))
-    return scaled.exp_()
-
-
 def group_sums(values: Tensor) -> Tensor:
-    """Return each group's sum, `[n, num_groups]` float64."""
+    """Return the sum of each group, `[n, num_groups]` float64 for `[n, vocab]` float32."""
     num_rows, vocab_size = values.shape
     num_whole, rest = divmod(vocab_size, GROUP)
-    # A sum of 128 floats is exact to a few parts in ten million; the sums of these are not, in
-    # float32, and would shift the tokens at the far end of the distribution.
+    # 128 floats add up well in float32. The groups' sums do not: the error of thousands of them
+    # is as large as a token's weight, and draws would hit its neighbours.
     sums = values.new_empty(num_rows, num_whole + (rest > 0), dtype=torch.float64)
     if num_whole:
         groups = torch.unflatten(values[:, : num_whole * GROUP], -1, (num_whole, GROUP))
@@ -99,45 +80,188 @@ def group_sums(values: Tensor) -> Tensor:
 
 
 def in_order_sum(sums: Tensor) -> Tensor:
-    """Return the sum of each row of `[n, m]` float64, in an order that is the row's own, `[n]`."""
+    """Return the sum of each row, `[n]`, added from left to right."""
     return sums.cumsum(-1)[:, -1]
 
 
-def draw(row_weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token of each row by its weight, `[n]`, in the order of the ids.
+def chunks(rows: Tensor, vocab_size: int) -> Iterator[Tensor]:
+    """Split row indices so that the logits of each part fit `CHUNK_BYTES`."""
+    if len(rows):
+        yield from torch.split(rows, max(1, CHUNK_BYTES // (4 * vocab_size)))
+
+
+def argmax(logits: Tensor, maxima: Tensor) -> Tensor:
+    """Return the best token of each row, `[n]`; the lowest id among equals."""
+    token_ids = _members(maxima.argmax(-1), logits.shape[1])
+    return _take(token_ids, logits.gather(1, token_ids).argmax(-1))
+
+
+def candidates(logits: Tensor, maxima: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the best `size` tokens of some rows: logits and token ids, `[len(rows), size]`.
+
+    Best first, and the lowest id first among equals. Which ones of the tokens that equal the last
+    candidate are there is left open; so a caller that needs to know asks for more.
+    """
+    vocab_size = logits.shape[1]
+    if size >= vocab_size:
+        return _sort(logits.index_select(0, rows))
+    if maxima.shape[1] <= 4 * size:
+        values, token_ids = logits.index_select(0, rows).topk(size, -1)
+    else:
+        groups = maxima[rows].topk(size, -1, sorted=False).indices
+        members = _members(groups, vocab_size)
+        nearby = logits.take(members + (rows * vocab_size).view(-1, 1, 1))
+        nearby = nearby.masked_fill_(_is_repeat(groups, vocab_size), -torch.inf).flatten(1)
+        values, places = nearby.topk(size, -1)
+        token_ids = members.flatten(1).gather(1, places)
+    token_ids, order = torch.sort(token_ids, dim=-1)
+    values, order = torch.sort(values.gather(1, order), dim=-1, descending=True, stable=True)
+    return values, token_ids.gather(1, order)
+
+
+def _sort(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all tokens of each row of `[n, vocab]`, as `candidates` does."""
+    if logits.device.type != "cpu":
+        values, token_ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+        return values, token_ids
+    # numpy sorts integers several times faster than torch floats with their places. Bits of floats
+    # order like integers, negative ones backwards; the place below breaks ties.
+    #     63                      32 31             0
+    #     | ~(bits of the logit)    | token id      |
+    bits = (logits + 0.0).numpy().view(np.int32)  # and -0.0 equals 0.0
+    rising = np.where(bits < 0, ~bits, bits ^ np.int32(-(2**31))).view(np.uint32)
+    keys = (~rising).astype(np.uint64) << np.uint64(32)
+    keys |= np.arange(logits.shape[1], dtype=np.uint64)
+    keys.sort(axis=-1)
+    token_ids = torch.from_numpy((keys & np.uint64(2**32 - 1)).astype(np.int64))
+    return logits.gather(1, token_ids), token_ids
+
+
+def choose(logits: Tensor, maxima: Tensor, rows: Tensor, cuts: Cuts, uniform: Tensor) -> Tensor:
+    """Draw one token for each of some rows, `[len(rows)]`.
 
     Args:
-        row_weights: `[n, vocab]`, not normalised.
-        uniform: `[n]` float64, between 0 and 1.
+        logits: `[n, vocab]` float32, contiguous.
+        maxima: `group_maxima` of them.
+        rows: which rows, int64.
+        cuts: temperature and limits, one for each of `rows`.
+        uniform: the noise, float64 between 0 and 1, one for each of `rows`.
     """
-    vocab_size = row_weights.shape[1]
-    groups, share = _pick(group_sums(row_weights).cumsum(-1), uniform)
+    vocab_size = logits.shape[1]
+    is_limited = (cuts.min_p > 0) | (cuts.top_k < vocab_size)
+    is_cut = is_limited | (cuts.top_p < 1)
+    tokens = torch.zeros_like(rows)
+    for part in chunks(_true(~is_cut), vocab_size):
+        weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
+        tokens[part] = _draw(weights, uniform[part])
+    # Top-p of a row without other limits is a share of the whole vocabulary's weight.
+    totals = torch.full_like(uniform, torch.nan)
+    for part in chunks(_true(is_cut & ~is_limited), vocab_size):
+        weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
+        totals[part] = in_order_sum(group_sums(weights))
+    is_pending = is_cut
+    for size in (*(level for level in LEVELS if level < vocab_size), vocab_size):
+        fits = (cuts.top_k < size) | (cuts.top_k >= vocab_size)
+        for part in chunks(_true(is_pending & fits), vocab_size):
+            values, token_ids = candidates(logits, maxima, rows[part], size)
+            places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
+            tokens[part] = _take(token_ids, places)
+            is_pending[part] = ~is_certain & (size < vocab_size)
+    return tokens
+
+
+def _draw_cut(values: Tensor, cuts: Cuts, totals: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut candidates, draw one of what stays, and return its place in each row, `[n]`; also whether
+    each row is certain: no token that is not a candidate could have stayed.
+
+    Args:
+        values: `[n, size]` logits, best first.
+        cuts: of these rows.
+        totals: `[n]` float64, what top-p is a share of; NaN where that is all that the other cuts
+            leave.
+        uniform: `[n]` float64.
+    """
+    # All is sorted, so a cut is a search.    distance 0 ... 745 | weight 1 ... 5e-324
+    exact = values.double()
+    distances = (exact[:, :1] - exact).div_(cuts.temperature.unsqueeze(1))
+    cumulative = distances.neg().exp_().cumsum(-1)
+    farthest = cuts.min_p.log().neg_().clamp_(max=_FARTHEST)
+    num_left = _search(distances, farthest, right=True).minimum(cuts.top_k).clamp_(min=1)
+    left = _take(cumulative, num_left - 1)
+    limits = cuts.top_p * torch.where(totals.isnan(), left, totals)
+    num_kept = (1 + _search(cumulative, limits)).minimum(num_left)
+    num_kept = torch.where(cuts.top_p < 1, num_kept, num_left)
+    target = _below(_take(cumulative, num_kept - 1), uniform)
+    places = _search(cumulative, target, right=True).minimum(num_kept - 1)
+    # A token elsewhere is at most as good as the last candidate. So what stays is certain if all
+    # of it is better than that.
+    decisive = torch.where(totals.isnan(), num_left, num_kept)
+    return places, _take(values, decisive - 1) > values[:, -1]
+
+
+def _weights(logits: Tensor, maxima: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
+    """Return `exp((logit - best) / temperature)` of some rows, `[len(rows), vocab]` float32."""
+    best = maxima.index_select(0, rows).amax(-1, keepdim=True)
+    if logits.device.type == "cpu" and len(rows) == rows[-1] - rows[0] + 1:
+        scaled = logits[int(rows[0]) :][: len(rows)] - best  # neighbours need no copy first
+    else:
+        scaled = logits.index_select(0, rows).sub_(best)
+    if bool((temperature != 1).any()):
+        scaled.div_(temperature.to(scaled.dtype).unsqueeze(1))
+    return scaled.exp_()
+
+
+def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one token of each row by weight, `[n]`."""
+    vocab_size = weights.shape[1]
+    groups, share = _invert(group_sums(weights).cumsum(-1), uniform)
     token_ids = _members(groups, vocab_size)
-    members = row_weights.gather(1, token_ids).double()
-    members.masked_fill_(_is_repeated(groups, vocab_size), 0.0)
-    place, _ = _pick(members.cumsum(-1), share)
-    return token_ids.gather(1, place.unsqueeze(1)).squeeze(1)
+    inside = weights.gather(1, token_ids).double()
+    inside.masked_fill_(_is_repeat(groups, vocab_size), 0.0)
+    return _take(token_ids, _invert(inside.cumsum(-1), share)[0])
 
 
-def _pick(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Invert a cumulative sum: the place that holds `uniform` of the total, and how far into it."""
-    total = cumulative[:, -1]
-    # Rounding may lift the product to the total itself, beyond the last place with any weight.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    place = torch.searchsorted(cumulative, target.unsqueeze(1), right=True)
-    place.clamp_(max=cumulative.shape[1] - 1)  # a row of NaN finds no place
-    upper = cumulative.gather(1, place).squeeze(1)
-    lower = cumulative.gather(1, (place - 1).clamp(min=0)).squeeze(1)
-    lower = torch.where(place.squeeze(1) > 0, lower, torch.zeros_like(lower))
-    return place.squeeze(1), (target - lower) / (upper - lower)
+def _invert(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place where each row's cumulative sum passes `uniform` of its total, and the share
+    of that place's own part that lies before."""
+    target = _below(cumulative[:, -1], uniform)
+    places = _search(cumulative, target, right=True)
+    places.clamp_(max=cumulative.shape[1] - 1)  # a row with NaN may have no such place
+    upper = _take(cumulative, places)
+    lower = torch.where(places > 0, _take(cumulative, (places - 1).clamp_(min=0)), 0.0)
+    return places, (target - lower) / (upper - lower)
+
+
+def _below(totals: Tensor, uniform: Tensor) -> Tensor:
+    """Return `uniform` of the totals, below them also after rounding: what lies beyond a total has
+    no weight."""
+    return torch.minimum(uniform * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+
+
+def _search(rising: Tensor, values: Tensor, right: bool = False) -> Tensor:
+    """Return how many of each row are below its value, or with `right` at most its value, `[n]`."""
+    return torch.searchsorted(rising, values.unsqueeze(1), right=right).squeeze(1)
 
 
 def _members(groups: Tensor, vocab_size: int) -> Tensor:
-    """Return the token ids of groups, `[…, 128]`. The last group repeats its last token."""
-    offsets = torch.arange(GROUP, device=groups.device)
-    return (groups.unsqueeze(-1) * GROUP + offsets).clamp_(max=vocab_size - 1)
+    """Return the token ids of groups, `[…, 128]`. A shorter last group repeats its last token."""
+    return _unclamped_members(groups).clamp_(max=vocab_size - 1)
 
 
-def _is_repeated(groups: Tensor, vocab_size: int) -> Tensor:
-    offsets = torch.arange(GROUP, device=groups.device)
-    return groups.unsqueeze(-1) * GROUP + offsets >= vocab_size
+def _is_repeat(groups: Tensor, vocab_size: int) -> Tensor:
+    """Return which of the `_members` are repeats, `[…, 128]`."""
+    return _unclamped_members(groups) >= vocab_size
+
+
+def _unclamped_members(groups: Tensor) -> Tensor:
+    return groups.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=groups.device)
+
+
+def _take(values: Tensor, places: Tensor) -> Tensor:
+    """Return `values[i, places[i]]` of each row, `[n]`."""
+    return values.gather(1, places.unsqueeze(1)).squeeze(1)
+
+
+def _true(mask: Tensor) -> Tensor:
+    """Return the indices of the true elements of `[n]`."""
+    return mask.nonzero().flatten()
