@@ -1,0 +1,133 @@
+"""What a worker may use of its machine: cores, memory, and how its threads wait. Without torch.
+
+Containers show the host's cores and memory; what counts is the smaller of them and the limits of
+our control group. `process.py` calls `prepare_environment` before torch is imported, because OpenMP
+reads its variables only once, when it is loaded.
+"""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.config import EngineConfig
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+
+# Rounds of a busy wait before an OpenMP thread sleeps: some ten microseconds. Left alone, threads
+# spin for milliseconds and starve the processes that share their cores.
+_SPIN_COUNT = "10000"
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEEP_BELOW_BYTES = 1 << 30
+
+
+def num_local_workers(config: EngineConfig) -> int:
+    """Workers that share this machine's cores and memory, over all its engine cores."""
+    return config.parallel.world_size * config.executor.num_local_engines
+
+
+def num_threads(config: EngineConfig) -> int:
+    """Compute threads of one worker on CPU."""
+    if config.executor.num_threads is not None:
+        return config.executor.num_threads
+    return max(1, available_cores() // num_local_workers(config))
+
+
+def prepare_environment(config: EngineConfig) -> None:
+    """Set what the C libraries under torch read when they are loaded. What the user has set
+    stays."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(config)))
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    # The workers of one engine are always on one machine: nothing of theirs leaves it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _keep_large_allocations()
+
+
+def available_cores() -> int:
+    """Cores this process may keep busy."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    for folder in _cgroups():
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def total_memory() -> int:
+    """Bytes of memory this process could ever have."""
+    limits = [_limit(folder / "memory.max") for folder in _cgroups()]
+    return min([_meminfo("MemTotal"), *limits])
+
+
+def available_memory() -> int:
+    """Bytes of memory this process could still get without swapping or being killed."""
+    return min([_meminfo("MemAvailable"), *(_headroom(folder) for folder in _cgroups())])
+
+
+def resident_memory() -> int:
+    """Bytes of memory this process occupies now."""
+    pages = _read(Path("/proc/self/statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+
+
+def _headroom(cgroup: Path) -> int:
+    limit = _limit(cgroup / "memory.max")
+    if limit == _UNLIMITED:
+        return limit
+    used = int(_read(cgroup / "memory.current") or 0)
+    # Cached file pages count as used, yet are given up when memory is wanted.
+    for line in _read(cgroup / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            used -= int(value)
+    return max(0, limit - used)
+
+
+def _cgroups() -> Iterator[Path]:
+    """Our control group (version 2) and all above it, as far as they are visible."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        if line.startswith("0::"):
+            folder = _CGROUP_ROOT / line[3:].strip().lstrip("/")
+            yield folder
+            yield from (p for p in folder.parents if p.is_relative_to(_CGROUP_ROOT))
+
+
+def _limit(file: Path) -> int:
+    text = _read(file).strip()
+    return int(text) if text.isdigit() else _UNLIMITED
+
+
+def _meminfo(field: str) -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return _UNLIMITED
+
+
+def _read(file: Path) -> str:
+    """A file of the kernel's, or nothing where this kernel or container does not show it."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _keep_large_allocations() -> None:
+    """Let malloc keep large blocks for the next step.
+
+    By default glibc maps every block above 32 MiB afresh, so that a step's logits cost a page fault
+    per 4 KiB.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEEP_BELOW_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEEP_BELOW_BYTES)
