@@ -1,0 +1,100 @@
+"""The paged KV cache of one rank: a pair of tensors per layer, and where each token goes in them.
+
+    block_table[request]     7      2      9           blocks of 4 tokens
+    positions             0 1 2 3 4 5 6 7 8 9
+    slots                28 …  31 8 …  11 36 37        block id × block size + offset in the block
+
+The engine core decides who holds which block; here is only memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+
+GIB = 1 << 30
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer: `[num_blocks, block_size, num_kv_heads, head_dim]` each."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token needs in each layer of this rank."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """In one layer: key and value."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def allocate(
+    shape: KVShape,
+    layer_indices: Iterable[int],
+    num_blocks: int,
+    block_size: int,
+    device: torch.device,
+) -> dict[int, LayerKV]:
+    """Return empty pages for each layer.
+
+    Zeroed, because batched attention multiplies the rest of a last block by a weight of zero, which
+    only takes it away while it is finite.
+    """
+    size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+    return {
+        index: LayerKV(
+            torch.zeros(size, dtype=shape.dtype, device=device),
+            torch.zeros(size, dtype=shape.dtype, device=device),
+        )
+        for index in layer_indices
+    }
+
+
+def write(kv: LayerKV, key_TKD: Tensor, value_TKD: Tensor, slot_mapping: Tensor) -> None:
+    """Store this step's keys and values, `[num_tokens, num_kv_heads, head_dim]`, in their slots."""
+    kv.key.flatten(0, 1).index_copy_(0, slot_mapping, key_TKD)
+    kv.value.flatten(0, 1).index_copy_(0, slot_mapping, value_TKD)
+
+
+def slot_mapping(
+    block_table: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_size: int
+) -> np.ndarray:
+    """Return the KV-cache slot of each scheduled token.
+
+    Args:
+        block_table: `[num_rows, max_blocks]` int32.
+        rows: `[num_tokens]`, the row of `block_table` each token belongs to.
+        positions: `[num_tokens]` int64, each token's place in its own request.
+        block_size: tokens per block.
+
+    Returns:
+        `[num_tokens]` int64: block id times `block_size`, plus the offset in the block.
+
+    Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", section 4.
+    """
+    blocks, offsets = np.divmod(positions, block_size)
+    slots: np.ndarray = block_table[rows, blocks].astype(np.int64) * block_size + offsets
+    return slots
+
+
+def check_fits(num_bytes: int, available: int, what: str) -> None:
+    """Raise ConfigError if `num_bytes` are not to be had."""
+    if num_bytes > available:
+        raise ConfigError(
+            f"{what} needs {num_bytes / GIB:.2f} GiB on this worker, and {available / GIB:.2f} GiB"
+            " are available"
+        )
