@@ -1,0 +1,97 @@
+"""transformers' causal language model on flat batches, in two halves: backbone and head.
+
+The backbone turns tokens into hidden states, with the attention of `attention/` over our paged
+cache. The head turns only those states into logits that somebody wants. Both are the model's own
+code, so that whatever it does around them (scaled embeddings, capped logits) is done.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from engine.step import KVCacheSpec
+from workers import kv_cache
+from workers.attention.base import AttentionBackend
+from workers.forward_context import ForwardContext, forward_context
+from workers.input_batch import InputBatch, Step
+from workers.kv_cache import KVShape, LayerKV
+from workers.loader import LoadedModel
+from workers.parallel import Parallel
+from workers.pipeline_parallel import stage_layers
+from workers.tensor_parallel import num_kv_heads
+
+
+class CausalLM:
+    """This rank's part of a model. Implements `model_runner.Model`."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        parallel: Parallel,
+        backend: AttentionBackend,
+        device: torch.device,
+    ) -> None:
+        config, place = loaded.config, parallel.place
+        self.vocab_size = int(config.vocab_size)
+        self.layers = stage_layers(config.num_hidden_layers, place)
+        self.kv_shape = KVShape(
+            num_kv_heads=max(1, num_kv_heads(config) // place.tp_size),
+            head_dim=getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads,
+            dtype=loaded.dtype,
+        )
+        self._hidden_size = int(config.hidden_size)
+        self._dtype = loaded.dtype
+        self._device = device
+        self._parallel = parallel
+        self._backend = backend
+        self._backbone: nn.Module = loaded.model.base_model
+        self._head: nn.Module = _without_backbone(loaded.model)
+        self._kv_cache: dict[int, LayerKV] = {}
+
+    def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
+        self._kv_cache.clear()
+        self._kv_cache = kv_cache.allocate(
+            self.kv_shape, self.layers, spec.num_blocks, spec.block_size, self._device
+        )
+
+    def forward(self, step: Step, batch: InputBatch) -> Tensor | None:
+        """Run the layers of this stage. Returns `[num_tokens, hidden_size]` on the last one; the
+        others pass it on."""
+        place = self._parallel.place
+        inputs = {"input_ids": step.input_ids[None]}
+        if not place.is_first_stage:
+            shape = (step.num_tokens, self._hidden_size)
+            received = self._parallel.receive(shape, self._dtype, self._device)
+            inputs = {"inputs_embeds": received[None]}
+        self._backend.prepare(step.layout)
+        with forward_context(ForwardContext(step.layout, self._kv_cache, self._backend)):
+            output = self._backbone(**inputs, position_ids=step.positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        if place.is_last_stage:
+            return hidden
+        self._parallel.send(hidden)
+        return None
+
+    def logits(self, states: Tensor) -> Tensor | None:
+        """Return `[len(states), vocab_size]` float32 on the first tensor rank. All of them must
+        call."""
+        logits: Tensor = self._head(inputs_embeds=states[None], use_cache=False).logits[0]
+        return logits.float() if self._parallel.place.is_output else None
+
+
+def _without_backbone(model: Any) -> nn.Module:
+    """The model with its backbone taken out: hidden states in, logits out."""
+    setattr(model, model.base_model_prefix, _GivenStates())
+    return model  # type: ignore[no-any-return]
+
+
+class _GivenStates(nn.Module):
+    """Stands where the backbone was, and returns the states that were computed before."""
+
+    def forward(
+        self, *_: object, inputs_embeds: Tensor, **__: object
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)

@@ -1,0 +1,254 @@
+"""The requests a rank works on, as buffers that persist between steps.
+
+A request keeps one row from the step it joins to the step it is dropped. Plans say only what has
+changed, so `update` writes few numbers, and `prepare` gathers a step's flat inputs from the rows
+with a handful of array operations, whatever the number of requests.
+
+    row 0   a a a a a a . . . .      token ids, as far as they are known
+    row 1   free
+    row 2   b b b b b b b b b .      prepare: 1 token of row 2, 3 of row 0  ->  b a a a
+
+Step inputs are written to the same memory every time, so that a captured CUDA graph may read it.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.step import ContinuedRequests, KVCacheSpec, NewRequest, SchedulerOutput
+from workers.forward_context import BatchLayout
+from workers.kv_cache import slot_mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Tokens of a step whose successor is a prompt token that somebody wants the probability
+    of."""
+
+    request_id: str
+    rows: slice
+    """In the flat batch."""
+    next_token_ids: np.ndarray
+    num_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Inputs of one step: flat tokens of the scheduled requests, in the plan's order.
+
+    Tensors are on the device, and are overwritten when the next step is prepared.
+    """
+
+    number: int
+    input_ids: Tensor
+    """`[num_tokens]` int64."""
+    positions: Tensor
+    """`[num_tokens]` int64: each token's place in its own request."""
+    layout: BatchLayout
+    sampling_ids: list[str]
+    """Requests whose known tokens end in this step: they sample the next one."""
+    sampling_rows: Tensor
+    """`[len(sampling_ids)]` int64: their last tokens in the flat batch."""
+    prompt_rows: list[PromptRows]
+    token_rows_cpu: np.ndarray
+    """`[num_tokens]`: each token's row in the batch."""
+    positions_cpu: np.ndarray
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.positions_cpu)
+
+
+class InputBatch:
+    """Rows of requests, and the inputs of a step made from them.
+
+    Args:
+        spec: the most requests, tokens and blocks that a step can bring.
+        device: where the model runs.
+    """
+
+    def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
+        num_rows = spec.max_num_seqs
+        max_blocks = -(-spec.max_model_len // spec.block_size)
+        self._block_size = spec.block_size
+        self._row_of: dict[str, int] = {}
+        self._free_rows = list(reversed(range(num_rows)))
+        # Zeroed memory costs nothing until it is written, so a long row is paid for by its tokens.
+        self.token_ids = np.zeros((num_rows, spec.max_model_len), np.int32)
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self.num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self._num_computed_tokens = np.zeros(num_rows, np.int64)
+        self._block_table = np.zeros((num_rows, max_blocks), np.int32)
+        self._num_blocks = np.zeros(num_rows, np.int64)
+        self._num_prompt_logprobs: dict[str, int] = {}
+        self._inputs = _StepInputs(spec, max_blocks, device)
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._row_of
+
+    def update(self, plan: SchedulerOutput) -> None:
+        """Let requests leave, join and grow, in this order."""
+        for request_id in plan.dropped_request_ids:
+            self._remove(request_id)
+        for request in plan.new_requests:
+            self._add(request)
+        self._continue(plan.continued)
+
+    def prepare(self, plan: SchedulerOutput) -> Step:
+        """Return the inputs of the requests that the plan schedules, at least one."""
+        request_ids = list(plan.num_scheduled_tokens)
+        rows = self._rows(request_ids)
+        query_lens = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, len(rows))
+        computed = self._num_computed_tokens[rows]
+        seq_lens = computed + query_lens
+        query_start = np.concatenate([[0], np.cumsum(query_lens)])
+
+        token_rows = np.repeat(rows, query_lens)
+        positions = np.repeat(computed, query_lens) + _count_up(query_lens)
+        is_sampling = seq_lens >= self.num_tokens[rows]
+        num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        inputs = self._inputs.fill(
+            input_ids=self.token_ids[token_rows, positions],
+            positions=positions,
+            slot_mapping=slot_mapping(self._block_table, token_rows, positions, self._block_size),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_table=self._block_table[rows, :num_blocks],
+            sampling_rows=query_start[1:][is_sampling] - 1,
+        )
+        return Step(
+            number=plan.step,
+            input_ids=inputs["input_ids"],
+            positions=inputs["positions"],
+            layout=BatchLayout(
+                query_start=inputs["query_start"],
+                seq_lens=inputs["seq_lens"],
+                block_table=inputs["block_table"],
+                slot_mapping=inputs["slot_mapping"],
+                query_start_cpu=query_start,
+                seq_lens_cpu=seq_lens,
+                max_query_len=int(query_lens.max()),
+                max_seq_len=int(seq_lens.max()),
+                block_size=self._block_size,
+            ),
+            sampling_ids=list(itertools.compress(request_ids, is_sampling.tolist())),
+            sampling_rows=inputs["sampling_rows"],
+            prompt_rows=self._prompt_rows(request_ids, query_start.tolist()),
+            token_rows_cpu=token_rows,
+            positions_cpu=positions,
+        )
+
+    def _add(self, request: NewRequest) -> None:
+        assert request.request_id not in self._row_of, f"{request.request_id} joined twice"
+        row = self._row_of[request.request_id] = self._free_rows.pop()
+        num_tokens, num_blocks = len(request.token_ids), len(request.block_ids)
+        self.token_ids[row, :num_tokens] = request.token_ids
+        self.num_tokens[row] = num_tokens
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self._num_computed_tokens[row] = request.num_computed_tokens
+        self._block_table[row, :num_blocks] = request.block_ids
+        self._num_blocks[row] = num_blocks
+        if request.sampling_params.prompt_logprobs is not None:
+            self._num_prompt_logprobs[request.request_id] = request.sampling_params.prompt_logprobs
+
+    def _continue(self, continued: ContinuedRequests) -> None:
+        rows = self._rows(continued.request_ids)
+        self._num_computed_tokens[rows] = continued.num_computed_tokens
+        self._append_tokens(rows, continued.new_token_ids)
+        for row, block_ids in zip(rows.tolist(), continued.new_block_ids, strict=True):
+            if block_ids:
+                first = self._num_blocks[row]
+                self._block_table[row, first : first + len(block_ids)] = block_ids
+                self._num_blocks[row] += len(block_ids)
+
+    def _append_tokens(self, rows: np.ndarray, new_token_ids: list[bytes]) -> None:
+        token_ids = np.frombuffer(b"".join(new_token_ids), "<u4")
+        counts = np.fromiter(map(len, new_token_ids), np.int64, len(rows)) // token_ids.itemsize
+        positions = np.repeat(self.num_tokens[rows], counts) + _count_up(counts)
+        self.token_ids[np.repeat(rows, counts), positions] = token_ids
+        self.num_tokens[rows] += counts
+
+    def _remove(self, request_id: str) -> None:
+        # One that was aborted before it was ever scheduled is not known here.
+        row = self._row_of.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+            self._num_prompt_logprobs.pop(request_id, None)
+
+    def _rows(self, request_ids: list[str]) -> np.ndarray:
+        return np.fromiter((self._row_of[r] for r in request_ids), np.int64, len(request_ids))
+
+    def _prompt_rows(self, request_ids: list[str], query_start: list[int]) -> list[PromptRows]:
+        if not self._num_prompt_logprobs:
+            return []
+        found = []
+        for request_id, first, last in zip(
+            request_ids, query_start[:-1], query_start[1:], strict=True
+        ):
+            num_logprobs = self._num_prompt_logprobs.get(request_id)
+            if num_logprobs is None:
+                continue
+            row = self._row_of[request_id]
+            computed = int(self._num_computed_tokens[row])
+            # The last prompt token has no successor in the prompt: it samples.
+            num_rows = min(last - first, int(self.num_prompt_tokens[row]) - 1 - computed)
+            if num_rows > 0:
+                next_token_ids = self.token_ids[row, computed + 1 : computed + 1 + num_rows]
+                rows = slice(first, first + num_rows)
+                found.append(PromptRows(request_id, rows, next_token_ids, num_logprobs))
+        return found
+
+
+class _StepInputs:
+    """Memory of the step's input tensors: a host and a device copy each, on CPU one and the
+    same."""
+
+    def __init__(self, spec: KVCacheSpec, max_blocks: int, device: torch.device) -> None:
+        num_reqs, num_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
+        sizes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "input_ids": ((num_tokens,), torch.int64),
+            "positions": ((num_tokens,), torch.int64),
+            "slot_mapping": ((num_tokens,), torch.int64),
+            "query_start": ((num_reqs + 1,), torch.int32),
+            "seq_lens": ((num_reqs,), torch.int32),
+            "block_table": ((num_reqs, max_blocks), torch.int32),
+            "sampling_rows": ((num_reqs,), torch.int64),
+        }
+        is_cuda = device.type == "cuda"
+        self._host = {
+            name: torch.zeros(shape, dtype=dtype, pin_memory=is_cuda)
+            for name, (shape, dtype) in sizes.items()
+        }
+        self._arrays = {name: tensor.numpy() for name, tensor in self._host.items()}
+        self._device = {name: tensor.to(device) for name, tensor in self._host.items()}
+        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+    def fill(self, **arrays: np.ndarray) -> dict[str, Tensor]:
+        """Write the arrays at the start of their buffers, and return those parts on the device."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last step's copies may still read the host's memory
+        parts = {}
+        for name, array in arrays.items():
+            part = tuple(slice(0, length) for length in array.shape)
+            self._arrays[name][part] = array
+            parts[name] = self._device[name][part]
+            if self._copied is not None:
+                parts[name].copy_(self._host[name][part], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return parts
+
+
+def _count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, … up to each count, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts, counts)

@@ -1,0 +1,179 @@
+"""One step on one rank: prepare the inputs, run the model, sample.
+
+Every rank of an engine gets the same plans and keeps the same rows, so no rank asks another which
+tokens came out: the engine core sends what it accepted with the next plan. Only the rank that
+replies has a sampler.
+"""
+
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.codec import pack_tokens, unpack_tokens
+from engine.sampling_params import SamplingParams
+from engine.step import (
+    ContinuedRequests,
+    KVCacheSpec,
+    ModelRunnerOutput,
+    NewRequest,
+    SchedulerOutput,
+)
+from engine.wire import Logprobs
+from workers.input_batch import InputBatch, PromptRows, Step
+from workers.sampler import SampledTokens, Sampler, prompt_logprobs
+
+PROMPT_LOGPROB_ROWS = 128
+"""Rows of logits at once for prompt log probabilities: those of a whole prompt may be gigabytes."""
+
+
+class Model(Protocol):
+    """What runs between prepare and sample: a `CausalLM`, or the scripted model."""
+
+    vocab_size: int
+
+    def allocate_kv_cache(self, spec: KVCacheSpec) -> None: ...
+
+    def forward(self, step: Step, batch: InputBatch) -> Tensor | None:
+        """Return a state per token, or None where a later pipeline stage has them."""
+
+    def logits(self, states: Tensor) -> Tensor | None:
+        """Return `[len(states), vocab_size]` float32, or None where another tensor rank gets
+        them."""
+
+
+class ModelRunner:
+    """Runs plans on one rank.
+
+    Args:
+        model: loaded, with its KV cache.
+        batch: empty.
+        sampler: on the rank that replies, None elsewhere.
+    """
+
+    def __init__(self, model: Model, batch: InputBatch, sampler: Sampler | None) -> None:
+        self._model = model
+        self._batch = batch
+        self._sampler = sampler
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._batch)
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run one step. Returns the reply, on the rank that replies."""
+        began = time.perf_counter()
+        self._update_sampler(plan)
+        self._batch.update(plan)
+        if not plan.num_scheduled_tokens:
+            return self._reply(plan.step, [], _NOTHING_SAMPLED, {}, began)
+
+        step = self._batch.prepare(plan)
+        states = self._model.forward(step, self._batch)
+        if states is None:
+            return None
+        of_prompts = self._prompt_logprobs(step, states)
+        sampled = self._sample(step, states)
+        return self._reply(plan.step, step.sampling_ids, sampled, of_prompts, began)
+
+    def warm_up(self, num_tokens: int, block_size: int) -> None:
+        """Run a prefill of `num_tokens` and a decode after it, so that the first request finds
+        everything loaded. What this leaves in the cache belongs to nobody."""
+        name = "warm-up"
+        request = NewRequest(
+            request_id=name,
+            token_ids=np.zeros(num_tokens, np.uint32),
+            num_prompt_tokens=num_tokens,
+            num_computed_tokens=0,
+            block_ids=list(range(num_tokens // block_size + 1)),
+            sampling_params=SamplingParams(temperature=0.0),
+        )
+        grown = ContinuedRequests([name], [num_tokens], [pack_tokens([0])], [[]])
+        self.execute(SchedulerOutput(0, {name: num_tokens}, new_requests=[request]))
+        self.execute(SchedulerOutput(0, {name: 1}, continued=grown))
+        self.execute(SchedulerOutput(0, {}, dropped_request_ids=[name]))
+
+    def _update_sampler(self, plan: SchedulerOutput) -> None:
+        """Tell the sampler who leaves, joins and grows, while the batch still knows who was
+        there."""
+        if self._sampler is None:
+            return
+        for request_id in plan.dropped_request_ids:
+            if request_id in self._batch:
+                self._sampler.remove(request_id)
+        for request in plan.new_requests:
+            num_prompt = request.num_prompt_tokens
+            self._sampler.add(
+                request.request_id,
+                request.sampling_params,
+                request.token_ids[:num_prompt],
+                request.token_ids[num_prompt:],
+            )
+        for request_id, token_ids in zip(
+            plan.continued.request_ids, plan.continued.new_token_ids, strict=True
+        ):
+            if token_ids:
+                self._sampler.append(request_id, unpack_tokens(token_ids))
+
+    def _sample(self, step: Step, states: Tensor) -> SampledTokens:
+        """Return the next token of each request whose known tokens end in this step."""
+        if not step.sampling_ids:
+            return _NOTHING_SAMPLED
+        logits = self._model.logits(states[step.sampling_rows])
+        if logits is None or self._sampler is None:
+            return _NOTHING_SAMPLED
+        return self._sampler.sample(logits, step.sampling_ids)
+
+    def _prompt_logprobs(self, step: Step, states: Tensor) -> dict[str, Logprobs]:
+        """Return, by request that asked, the log probabilities of the prompt tokens that follow
+        this step's."""
+        return {
+            asked.request_id: found
+            for asked in step.prompt_rows
+            if (found := self._logprobs_of(asked, states[asked.rows])) is not None
+        }
+
+    def _logprobs_of(self, asked: PromptRows, states: Tensor) -> Logprobs | None:
+        token_ids = torch.from_numpy(asked.next_token_ids)
+        parts = []
+        for first in range(0, len(states), PROMPT_LOGPROB_ROWS):
+            rows = slice(first, first + PROMPT_LOGPROB_ROWS)
+            logits = self._model.logits(states[rows])  # on all tensor ranks: they share the work
+            if logits is not None:
+                parts.append(prompt_logprobs(logits, token_ids[rows], asked.num_logprobs))
+        return _joined(parts) if parts else None
+
+    def _reply(
+        self,
+        step: int,
+        request_ids: list[str],
+        sampled: SampledTokens,
+        of_prompts: dict[str, Logprobs],
+        began: float,
+    ) -> ModelRunnerOutput | None:
+        if self._sampler is None:
+            return None
+        return ModelRunnerOutput(
+            step=step,
+            request_ids=request_ids,
+            sampled_token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=of_prompts,
+            execute_s=time.perf_counter() - began,
+        )
+
+
+_NOTHING_SAMPLED = SampledTokens(np.zeros(0, np.uint32))
+
+
+def _joined(parts: list[Logprobs]) -> Logprobs:
+    if len(parts) == 1:
+        return parts[0]
+    return Logprobs(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+    )
