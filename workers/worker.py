@@ -1,0 +1,233 @@
+"""One rank: its device, its groups, its part of the model and of the KV cache.
+
+`process.py` makes one and calls its methods as messages arrive; `model_runner.py` does the steps.
+The calls come in this order: `load`, `initialize_kv_cache`, any of the others, `close`.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from workers import loader, resources, scripted
+from workers.attention.select import select_backend
+from workers.causal_lm import CausalLM
+from workers.input_batch import InputBatch
+from workers.kv_cache import GIB, check_fits
+from workers.model_runner import Model, ModelRunner
+from workers.parallel import Parallel, Place
+from workers.sampler import Sampler
+from workers.supported import SCRIPTED
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 32
+"""On CPU, enough to make every kind of call once."""
+
+CPU_KV_BYTES = GIB
+"""KV cache of a machine's engines together, unless a quarter of its memory is less."""
+
+GPU_KV_SHARE = 0.9
+"""Of a GPU's memory that is free after loading."""
+
+
+class Worker:
+    """One rank of an engine.
+
+    Args:
+        config: the engine's.
+        rank: ours, below `config.parallel.world_size`.
+        rendezvous: a file path, the same for all ranks of the engine and new, where they meet.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: str) -> None:
+        self._config = config
+        self._rank = rank
+        self._rendezvous = rendezvous
+        self._place = Place.of(rank, config.parallel)
+        self._is_scripted = config.model.model_type == SCRIPTED
+        self._device = torch.device("cpu")
+        self._parallel: Parallel | None = None
+        self._model: Model
+        self._runner: ModelRunner | None = None
+        self._kv_bytes_per_token = 0
+        self._num_steps = 0
+        self._profiler: torch.profiler.profile | None = None
+
+    def load(self) -> WorkerReport:
+        """Choose the device, meet the other ranks, and load this rank's weights.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or not split as asked. One line that says why.
+        """
+        began = time.monotonic()
+        report = self._load_scripted() if self._is_scripted else self._load_causal_lm()
+        self._kv_bytes_per_token = report.kv_bytes_per_token
+        if (asked := self._config.cache.kv_cache_memory_bytes) is not None:
+            report = msgspec.structs.replace(report, kv_budget_bytes=asked)
+        report = msgspec.structs.replace(report, load_s=time.monotonic() - began)
+        logger.info(
+            "model loaded rank=%d weight_bytes=%d load_s=%.1f %s",
+            self._rank,
+            report.weight_bytes,
+            report.load_s,
+            report.description,
+        )
+        return report
+
+    def initialize_kv_cache(self, spec: KVCacheSpec) -> None:
+        """Allocate the KV cache, and run a prefill and a decode once.
+
+        Raises:
+            ConfigError: it does not fit into memory, or the model wants what its attention back end
+                cannot do.
+        """
+        num_bytes = spec.num_blocks * spec.block_size * self._kv_bytes_per_token
+        check_fits(num_bytes, self._free_memory(), f"a KV cache of {spec.num_blocks} blocks")
+        self._runner = self._make_runner(spec)
+        if not self._is_scripted:
+            most = min(
+                spec.max_num_batched_tokens,
+                spec.max_model_len - 1,
+                spec.num_blocks * spec.block_size - 1,
+            )
+            tokens = min(most, WARM_UP_TOKENS)
+            if tokens > 0:
+                self._runner.warm_up(tokens, spec.block_size)
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run one step. Returns None except on `ParallelConfig.output_rank`."""
+        assert self._runner is not None, "execute_model comes after initialize_kv_cache"
+        self._num_steps += 1
+        return self._runner.execute(plan)
+
+    def statistics(self) -> WorkerStats:
+        return WorkerStats(
+            rank=self._rank,
+            pid=os.getpid(),
+            num_steps=self._num_steps,
+            rss_bytes=resources.resident_memory(),
+            num_requests=self._runner.num_requests if self._runner is not None else 0,
+        )
+
+    def profile(self, is_start: bool, directory: str) -> None:
+        """Start the profiler, or stop it and write `rank<N>.trace.json` (Chrome's format) into
+        `directory`. What is so already stays so."""
+        if is_start and self._profiler is None:
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+        elif not is_start and self._profiler is not None:
+            self._profiler.stop()
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(f"{directory}/rank{self._rank}.trace.json")
+            self._profiler = None
+
+    def close(self) -> None:
+        """Leave the groups and give up the cache. Idempotent."""
+        self._runner = None
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+        if self._parallel is not None:
+            self._parallel.close()
+            self._parallel = None
+
+    def _load_scripted(self) -> WorkerReport:
+        config = scripted.read_config(Path(self._config.model.path))
+        self._model = scripted.ScriptedModel(config, self._rank, self._place)
+        return WorkerReport(
+            rank=self._rank,
+            dtype="float32",
+            vocab_size=config.vocab_size,
+            model_max_len=config.max_position_embeddings,
+            kv_bytes_per_token=scripted.BYTES_PER_TOKEN,
+            kv_budget_bytes=scripted.KV_CACHE_BYTES,
+            description=f"device=cpu script={config.script.kind}",
+        )
+
+    def _load_causal_lm(self) -> WorkerReport:
+        settings = self._config
+        self._device = _choose_device(settings, self._rank)
+        torch.set_num_threads(resources.num_threads(settings))
+        backend = select_backend(settings.executor.attention_backend, self._device)
+        self._parallel = Parallel(
+            self._place, self._rendezvous, self._device, settings.executor.execute_timeout_s
+        )
+        num_local = resources.num_local_workers(settings)
+        loaded = loader.load(settings.model, self._parallel, self._device, num_local)
+        self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
+        return WorkerReport(
+            rank=self._rank,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            vocab_size=model.vocab_size,
+            model_max_len=int(loaded.config.max_position_embeddings),
+            kv_bytes_per_token=model.kv_shape.bytes_per_token * len(model.layers),
+            kv_budget_bytes=self._kv_budget_bytes(),
+            weight_bytes=loaded.weight_bytes,
+            description=f"device={self._device} attention={backend.name}"
+            f" threads={torch.get_num_threads()} layers={len(model.layers)}",
+        )
+
+    def _make_runner(self, spec: KVCacheSpec) -> ModelRunner:
+        self._model.allocate_kv_cache(spec)
+        sampler = None
+        if self._place.is_output:
+            # Engines have noise of their own, or their unseeded answers would be alike.
+            seed = self._config.model.seed + self._config.parallel.data_parallel_rank
+            sampler = Sampler(self._model.vocab_size, spec.max_num_seqs, self._device, seed)
+        return ModelRunner(self._model, InputBatch(spec, self._device), sampler)
+
+    def _kv_budget_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return max(0, int(self._free_memory() * GPU_KV_SHARE) - self._gpu_activation_bytes())
+        shared = min(CPU_KV_BYTES, self._free_memory() // 4)
+        return shared // resources.num_local_workers(self._config)
+
+    def _free_memory(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.mem_get_info(self._device)[0]
+        return resources.available_memory()
+
+    def _gpu_activation_bytes(self) -> int:
+        """What the largest step needs beside weights and KV cache: measured, with a small cache."""
+        num_tokens = self._config.scheduler.max_num_batched_tokens
+        block_size = self._config.cache.block_size
+        spec = KVCacheSpec(
+            num_blocks=num_tokens // block_size + 1,
+            block_size=block_size,
+            max_model_len=num_tokens + 1,
+            max_num_seqs=1,
+            max_num_batched_tokens=num_tokens,
+        )
+        runner = self._make_runner(spec)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        runner.warm_up(num_tokens, block_size)
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+
+def _choose_device(config: EngineConfig, rank: int) -> torch.device:
+    wanted = config.executor.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here")
+    parallel = config.parallel
+    local_engine = parallel.data_parallel_rank % config.executor.num_local_engines
+    index = local_engine * parallel.world_size + rank
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"worker {rank} of engine {parallel.data_parallel_rank} needs CUDA device {index}, and"
+            f" there are {torch.cuda.device_count()}"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
