@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive
+from starlette.types import Receive
 
 from api.generate import Choice, Generation, Prompt
 from api.output_processor import OutputDelta, PositionLogprobs
@@ -76,7 +76,7 @@ class Job:
     """`time.monotonic()`."""
 
 
-async def respond(service: Service, request: Request, job: Job) -> ASGIApp:
+async def respond(service: Service, request: Request, job: Job) -> Response:
     """Generate, and return the response. Until its first byte, errors are plain HTTP errors.
 
     Raises:

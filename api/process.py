@@ -86,6 +86,7 @@ async def _serve(
     start: Callable[[], Path],
     stop: StopFlag,
 ) -> int:
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # what it does, we log
     service = Service(config, client)
     server = _Server(app.build(service))
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
@@ -121,6 +122,7 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,  # the edge writes it
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,  # the drain is ours: nothing runs by then
             )

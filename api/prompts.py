@@ -19,7 +19,7 @@ _TOKENS = msgspec.json.Decoder(list[int])
 _TOKEN_LISTS = msgspec.json.Decoder(list[list[int]])
 
 
-def read(raw: msgspec.Raw | None) -> list[str] | list[list[int]]:
+def read(raw: msgspec.Raw) -> list[str] | list[list[int]]:
     """The prompts of a completion request: each a text, or each a list of token ids.
 
     Each of the four forms is decoded as exactly what it looks like, so a mixed list is refused with
@@ -28,7 +28,7 @@ def read(raw: msgspec.Raw | None) -> list[str] | list[list[int]]:
     Raises:
         InvalidRequestError: it is missing, empty, mixed, or holds too many.
     """
-    text = b"" if raw is None else bytes(raw).lstrip()
+    text = bytes(raw).lstrip()
     try:
         found = _decode(text)
     except msgspec.ValidationError as error:

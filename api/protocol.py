@@ -155,7 +155,7 @@ _SAMPLING_FIELDS = (
 class CompletionBody(GenerationBody, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: msgspec.Raw | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
     """A text, a list of texts, a list of token ids, or a list of such lists: `prompts.read`."""
 
     logprobs: int | None = None

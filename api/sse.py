@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from api import errors
@@ -20,9 +21,8 @@ from engine.errors import RaywireError
 DONE = b"data: [DONE]\n\n"
 
 _HEADERS = {
-    b"content-type": b"text/event-stream; charset=utf-8",
-    b"cache-control": b"no-cache",
-    b"x-accel-buffering": b"no",  # a proxy that collects chunks would undo the streaming
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # a proxy that collects chunks would undo the streaming
 }
 _encode = msgspec.json.Encoder().encode
 
@@ -32,8 +32,8 @@ def event(body: Any) -> bytes:
     return b"data: %b\n\n" % _encode(body)
 
 
-class EventStream:
-    """The response of a streaming route: an ASGI application that sends events as they come.
+class EventStream(StreamingResponse):
+    """The response of a streaming route: sends events as they come.
 
     Args:
         events: encoded events, one or more at a time; it may raise a RaywireError.
@@ -42,24 +42,19 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        close: Callable[[], None],
-        headers: dict[str, str],
+        self, events: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str]
     ) -> None:
+        super().__init__(events, headers=_HEADERS | headers, media_type="text/event-stream")
         self._events = events
         self._close = close
-        self._headers = [
-            *_HEADERS.items(),
-            *((name.encode(), value.encode()) for name, value in headers.items()),
-        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not the parent's: it listens for the client's end itself, in a task of its own.
         try:
             start: Message = {
                 "type": "http.response.start",
-                "status": 200,
-                "headers": self._headers,
+                "status": self.status_code,
+                "headers": self.raw_headers,
             }
             await send(start)
             await self._send_events(send)

@@ -7,7 +7,6 @@ from secrets import token_hex
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
-from starlette.types import ASGIApp
 
 from api import answer, body, logprobs, prompts, sse
 from api.generate import Generation, Prompt
@@ -32,7 +31,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", response_model=None)
-    async def create_chat_completion(request: Request) -> Response | ASGIApp:
+    async def create_chat_completion(request: Request) -> Response:
         raw = await body.read(request, service.config.max_body_bytes)
         arrived_at = time.monotonic()
         chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)

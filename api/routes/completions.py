@@ -8,7 +8,6 @@ from secrets import token_hex
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
-from starlette.types import ASGIApp
 
 from api import answer, body, prompts, sse
 from api.generate import Generation, Prompt
@@ -36,7 +35,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions", response_model=None)
-    async def create_completion(request: Request) -> Response | ASGIApp:
+    async def create_completion(request: Request) -> Response:
         raw = await body.read(request, service.config.max_body_bytes)
         arrived_at = time.monotonic()
         completion, ignored = body.decode(
