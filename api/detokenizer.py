@@ -8,6 +8,7 @@ never come it is U+FFFD, once. Nothing else waits.
 
 import codecs
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from api.tokenizer import Tokenizer
@@ -104,16 +105,19 @@ class _WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._joined = frozenset() if spaces_between_special_tokens else tokenizer.added_token_ids
-        shown = [i for i in prompt_token_ids if i not in self._skipped]
-        self._window = shown[-_CONTEXT_TOKENS:]
+        latest = islice(filter(self._shows, reversed(prompt_token_ids)), _CONTEXT_TOKENS)
+        self._window = list(latest)[::-1]
         self._num_waiting = 0
         self._known = self._decode()
 
     def push(self, token_ids: Iterable[int]) -> str:
-        return "".join(self._push(i) for i in token_ids if i not in self._skipped)
+        return "".join(self._push(i) for i in token_ids if self._shows(i))
 
     def finish(self) -> str:
         return self._take(self._decode()) if self._num_waiting else ""
+
+    def _shows(self, token_id: int) -> bool:
+        return token_id not in self._skipped and self._tokenizer.token_name(token_id) is not None
 
     def _push(self, token_id: int) -> str:
         follows_special = bool(self._window) and self._window[-1] in self._joined

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from api.token_bytes import PieceRule, piece_rule
 from engine.errors import ConfigError, InvalidRequestError
@@ -32,6 +31,8 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_ADDED_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
 _CONVERSION_TIMEOUT_S = 120.0
 
 
@@ -81,6 +82,8 @@ class Tokenizer:
             ConfigError: there is none, or it cannot be read.
         """
         config = _read_json(folder / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # an old folder
+            config |= _read_json(folder / "special_tokens_map.json")
         file = folder / "tokenizer.json"
         if file.is_file():
             backend = _read_backend(file)
@@ -163,6 +166,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
+    def token_name(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None for an id that only the embedding has."""
+        name: str | None = self._backend.id_to_token(token_id)
+        return name
+
     def token_text(self, token_id: int) -> str:
         """What a token looks like by itself: broken characters as U+FFFD, spaces as they are."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -176,13 +184,13 @@ class Tokenizer:
 
     def first_token_bytes(self, token_id: int) -> bytes:
         """What a token adds as the first of a text."""
-        token = self._backend.id_to_token(token_id)
+        token = self.token_name(token_id)
         if token is None or self._rule is None:
             return self.token_bytes(token_id)
         return self._rule.first_token_bytes(token)
 
     def _look_up_bytes(self, token_id: int) -> bytes:
-        token = self._backend.id_to_token(token_id)
+        token = self.token_name(token_id)
         if token is None:
             return b""
         if self._rule is not None:
@@ -200,12 +208,14 @@ def _rule_of(backend: tokenizers.Tokenizer) -> PieceRule | None:
 def _prepare(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Bring a tokenizer.json into the state that AutoTokenizer would give it."""
+    """Bring a tokenizer.json into the state that AutoTokenizer would give it.
+
+    Begin and end tokens are its post-processor's business: `add_bos_token` in tokenizer_config.json
+    is for folders without a tokenizer.json.
+    """
     backend.no_truncation()
     backend.no_padding()
     backend.add_tokens(_missing_tokens(backend, config, special_tokens))
-    if "add_bos_token" in config or "add_eos_token" in config:
-        backend.post_processor = _begin_and_end(backend, config, special_tokens)
 
 
 def _missing_tokens(
@@ -215,26 +225,16 @@ def _missing_tokens(
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder", {})
     missing = {
-        entry["content"]: tokenizers.AddedToken(**entry)
+        entry["content"]: tokenizers.AddedToken(
+            **{name: entry[name] for name in _ADDED_TOKEN_FIELDS if name in entry}
+        )
         for _, entry in sorted(listed.items(), key=lambda item: int(item[0]))
     }
-    for text in special_tokens.values():
-        missing.setdefault(text, tokenizers.AddedToken(text, special=True, normalized=False))
+    further = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    for entry in [*special_tokens.values(), *further]:
+        if (text := _token_text(entry)) is not None:
+            missing.setdefault(text, tokenizers.AddedToken(text, special=True, normalized=False))
     return [token for text, token in missing.items() if text not in known]
-
-
-def _begin_and_end(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> TemplateProcessing:
-    """The post-processor that `add_bos_token` and `add_eos_token` ask for; it replaces the file's,
-    also where they say no."""
-    begin = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    end = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    around = [token for token in (begin, end) if token is not None]
-    single = [token for token in (begin, "$A", end) if token is not None]
-    return TemplateProcessing(
-        single=single, special_tokens=[(token, backend.token_to_id(token)) for token in around]
-    )
 
 
 def _token_text(entry: Any) -> str | None:
