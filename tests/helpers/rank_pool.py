@@ -1,0 +1,131 @@
+"""Worker processes for tests of tensor and pipeline parallelism: real ranks, real gloo.
+
+    with RankPool() as pool:
+        engine = pool.start(config, spec, rendezvous)
+        output = engine.execute(plan)
+
+Importing torch takes longer than any test here, so the processes stay and get one worker after the
+other. Plans go to them over pipes: the ring is somebody else's test.
+"""
+
+import multiprocessing
+import os
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport
+
+TIMEOUT_S = 60.0
+
+
+class RankPool:
+    """Processes that can each hold one rank."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._ranks: list[tuple[SpawnProcess, Connection]] = []
+
+    def __enter__(self) -> "RankPool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process, pipe in self._ranks:
+            pipe.close()  # which ends them
+            process.join(5.0)
+            process.kill()
+            process.join()
+            process.close()
+
+    def start(self, config: EngineConfig, spec: KVCacheSpec, rendezvous: str) -> "RankGroup":
+        """Load one worker per rank, each in a process of its own, and give them a KV cache."""
+        size = config.parallel.world_size
+        while len(self._ranks) < size:
+            self._add_process()
+        group = RankGroup([pipe for _, pipe in self._ranks[:size]], config.parallel.output_rank)
+        for rank in range(size):
+            group.send(rank, "start", config, rank, rendezvous)
+        group.reports = [group.receive(rank) for rank in range(size)]
+        for rank in range(size):
+            group.send(rank, "initialize_kv_cache", spec)
+        for rank in range(size):
+            group.receive(rank)
+        return group
+
+    def _add_process(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        self._ranks.append((process, ours))
+
+
+class RankGroup:
+    """The ranks of one engine."""
+
+    def __init__(self, pipes: list[Connection], output_rank: int) -> None:
+        self._pipes = pipes
+        self._output_rank = output_rank
+        self.reports: list[WorkerReport] = []
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step on all ranks, and return the reply of the one that has it."""
+        for rank in range(len(self._pipes)):
+            self.send(rank, "execute_model", plan)
+        replies = [self.receive(rank) for rank in range(len(self._pipes))]
+        assert [r for r, reply in enumerate(replies) if reply is not None] == [self._output_rank]
+        output = replies[self._output_rank]
+        assert isinstance(output, ModelRunnerOutput)
+        return output
+
+    def send(self, rank: int, method: str, *args: object) -> None:
+        self._pipes[rank].send((method, args))
+
+    def receive(self, rank: int) -> Any:
+        """Return a rank's answer to its oldest call. Raises what it raised."""
+        if not self._pipes[rank].poll(TIMEOUT_S):
+            raise TimeoutError(f"rank {rank} has not answered for {TIMEOUT_S} s")
+        answer = self._pipes[rank].recv()
+        if isinstance(answer, _Failure):
+            raise answer.error from RuntimeError(f"in rank {rank}:\n{answer.trace}")
+        return answer
+
+
+@dataclass
+class _Failure:
+    error: Exception
+    trace: str
+
+
+def _serve(pipe: Connection) -> None:
+    """Hold one worker after the other, until the pipe closes. Entry of the processes."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Imported here, after the environment that torch reads.
+    from workers.worker import Worker
+
+    worker: Worker | None = None
+    while True:
+        try:
+            method, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if method == "start":
+                if worker is not None:
+                    worker.close()
+                worker = Worker(*args)
+                pipe.send(worker.load())
+            else:
+                pipe.send(getattr(worker, method)(*args))
+        except Exception as error:  # noqa: BLE001  (the top of a process: the test gets it)
+            pipe.send(_Failure(error, traceback.format_exc()))
