@@ -16,7 +16,7 @@ from typing import NamedTuple
 import zmq
 
 from engine import codec
-from engine.sockets import DEAD_LINGER_MS, make_socket
+from engine.sockets import make_socket
 from engine.wire import (
     EngineCoreOutputs,
     EngineDead,
@@ -72,6 +72,7 @@ class OutputThread:
         self._buffer = bytearray()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._has_crashed = False
+        self._linger_ms = 0
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
@@ -81,12 +82,13 @@ class OutputThread:
         """Send `outputs` to one API server. From any thread; never blocks."""
         self._outbox.put((client_index, outputs))
 
-    def finish(self, cause: str) -> bool:
+    def finish(self, cause: str, linger_ms: int) -> bool:
         """Send DEAD after everything that was put, as the last message to every API server.
 
-        ZeroMQ goes on delivering for `DEAD_LINGER_MS` at most. Returns whether the thread has
-        ended, so that its context can be ended too.
+        ZeroMQ goes on delivering for `linger_ms` at most. Returns whether the thread has ended, so
+        that its context can be ended too.
         """
+        self._linger_ms = linger_ms
         dead = EngineDead("ENGINE_CORE_DEAD", self._engine_index, self._epoch, cause)
         self._outbox.put(dead)
         self._thread.join(FINISH_TIMEOUT_S)
@@ -108,7 +110,7 @@ class OutputThread:
 
     def _connect(self) -> None:
         for address in self._addresses:
-            socket = make_socket(self._context, zmq.PUSH, linger_ms=DEAD_LINGER_MS)
+            socket = make_socket(self._context, zmq.PUSH)
             self._sockets.append(socket)
             socket.connect(address)
 
@@ -151,4 +153,4 @@ class OutputThread:
 
     def _close(self) -> None:
         for socket in self._sockets:
-            socket.close()
+            socket.close(self._linger_ms)

@@ -37,6 +37,7 @@ from engine.executor import Executor, StartExecutor
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
 from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
+from engine.sockets import DEAD_LINGER_MS, STOPPED_LINGER_MS
 from engine.wire import EngineReady, Phase
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,8 @@ class EngineProcess:
         except Exception as error:
             cause, exit_code = f"{type(error).__name__}: {error}", EXIT_FAILED
             logger.exception("first cause: the engine core has failed: %s", cause)
-        self._end(cause)
+        # Who stops us knows why, and may have closed its socket by now.
+        self._end(cause, STOPPED_LINGER_MS if exit_code < 0 else DEAD_LINGER_MS)
         return exit_code
 
     def _start(self, start_executor: StartExecutor) -> CoreLoop:
@@ -163,11 +165,11 @@ class EngineProcess:
         )
         return ready
 
-    def _end(self, cause: str) -> None:
+    def _end(self, cause: str, linger_ms: int) -> None:
         """Tell the API servers, end the workers, then threads and sockets."""
         logger.info("engine core ends, cause: %s", cause)
         output = self._output or self._start_output()
-        has_ended = output.finish(cause[:MAX_CAUSE_CHARS])
+        has_ended = output.finish(cause[:MAX_CAUSE_CHARS], linger_ms)
         if self._executor is not None:
             self._executor.close()
         if has_ended:

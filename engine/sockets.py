@@ -16,6 +16,9 @@ MAX_MESSAGE_BYTES = 1 << 30
 DEAD_LINGER_MS = 4000
 """How long an engine core's last words may take to leave."""
 
+STOPPED_LINGER_MS = 300
+"""The same after an ordered stop, of which nobody need be told."""
+
 
 def make_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
