@@ -49,12 +49,11 @@ def prompt_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> Logprobs:
 def row_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> RowLogprobs:
     """Return the log probabilities of `token_ids`, one in each of `rows` of the logits, and of the
     `MAX_LOGPROBS` best tokens there."""
+    num_rows = token_choice.chunk_rows(logits.shape[1])
     parts = [
         _chunk_logprobs(logits.index_select(0, chunk), ids)
         for chunk, ids in zip(
-            token_choice.chunks(rows, logits.shape[1]),
-            token_choice.chunks(token_ids, logits.shape[1]),
-            strict=True,
+            torch.split(rows, num_rows), torch.split(token_ids, num_rows), strict=True
         )
     ]
     return RowLogprobs(

@@ -106,10 +106,11 @@ class Sampler:
             request_ids: whose rows they are.
         """
         edited = _rows_in(self._edits, request_ids)
-        reported = _rows_in(self._num_logprobs, request_ids)
         random = _rows_in(self._random, request_ids)
-        # Log probabilities are the model's own, so rows that are edited have to be kept.
-        kept = [row for row in reported if row in set(edited)] if edited else []
+        reported = _rows_in(self._num_logprobs, request_ids)
+        # Log probabilities are the model's own: rows that are about to change are kept for them.
+        changing = set(edited)
+        kept = [row for row in reported if row in changing]
         raw = logits[kept] if kept else None
 
         if edited:
@@ -121,11 +122,10 @@ class Sampler:
             tokens[rows] = self._draw(logits, maxima, rows, [request_ids[row] for row in random])
 
         logprobs: dict[str, Logprobs] = {}
-        if reported:
-            unedited = [row for row in reported if row not in set(kept)]
-            self._report(logprobs, logits, unedited, unedited, tokens, request_ids)
+        if unchanged := [row for row in reported if row not in changing]:
+            logprobs |= self._report(logits, unchanged, unchanged, tokens, request_ids)
         if raw is not None:
-            self._report(logprobs, raw, list(range(len(kept))), kept, tokens, request_ids)
+            logprobs |= self._report(raw, list(range(len(kept))), kept, tokens, request_ids)
         return SampledTokens(tokens.cpu().numpy().astype(np.uint32), logprobs)
 
     def _draw(
@@ -144,21 +144,19 @@ class Sampler:
 
     def _report(
         self,
-        into: dict[str, Logprobs],
         logits: Tensor,
         logit_rows: list[int],
         rows: list[int],
         tokens: Tensor,
         request_ids: Sequence[str],
-    ) -> None:
-        """Write down the log probabilities of the tokens of `rows`, whose raw logits are in
-        `logit_rows`."""
-        if not rows:
-            return
+    ) -> dict[str, Logprobs]:
+        """Return the log probabilities of the tokens of `rows`, by request id. Their raw logits are
+        in `logit_rows`, in the same order."""
         found = row_logprobs(logits, self._tensor(logit_rows), tokens[self._tensor(rows)])
-        for i, row in enumerate(rows):
-            request_id = request_ids[row]
-            into[request_id] = found.of(slice(i, i + 1), self._num_logprobs[request_id])
+        return {
+            request_ids[row]: found.of(slice(i, i + 1), self._num_logprobs[request_ids[row]])
+            for i, row in enumerate(rows)
+        }
 
     def _key(self, seed: int | None) -> int:
         if seed is not None:

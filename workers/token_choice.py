@@ -84,10 +84,9 @@ def in_order_sum(sums: Tensor) -> Tensor:
     return sums.cumsum(-1)[:, -1]
 
 
-def chunks(rows: Tensor, vocab_size: int) -> Iterator[Tensor]:
-    """Split row indices so that the logits of each part fit `CHUNK_BYTES`."""
-    if len(rows):
-        yield from torch.split(rows, max(1, CHUNK_BYTES // (4 * vocab_size)))
+def chunk_rows(vocab_size: int) -> int:
+    """How many rows of logits fit `CHUNK_BYTES`; at least one."""
+    return max(1, CHUNK_BYTES // (4 * vocab_size))
 
 
 def argmax(logits: Tensor, maxima: Tensor) -> Tensor:
@@ -151,18 +150,18 @@ def choose(logits: Tensor, maxima: Tensor, rows: Tensor, cuts: Cuts, uniform: Te
     is_limited = (cuts.min_p > 0) | (cuts.top_k < vocab_size)
     is_cut = is_limited | (cuts.top_p < 1)
     tokens = torch.zeros_like(rows)
-    for part in chunks(_true(~is_cut), vocab_size):
+    for part in _chunks(~is_cut, vocab_size):
         weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
         tokens[part] = _draw(weights, uniform[part])
     # Top-p of a row without other limits is a share of the whole vocabulary's weight.
     totals = torch.full_like(uniform, torch.nan)
-    for part in chunks(_true(is_cut & ~is_limited), vocab_size):
+    for part in _chunks(is_cut & ~is_limited, vocab_size):
         weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
         totals[part] = in_order_sum(group_sums(weights))
     is_pending = is_cut
     for size in (*(level for level in LEVELS if level < vocab_size), vocab_size):
         fits = (cuts.top_k < size) | (cuts.top_k >= vocab_size)
-        for part in chunks(_true(is_pending & fits), vocab_size):
+        for part in _chunks(is_pending & fits, vocab_size):
             values, token_ids = candidates(logits, maxima, rows[part], size)
             places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
             tokens[part] = _take(token_ids, places)
@@ -262,6 +261,8 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
     return values.gather(1, places.unsqueeze(1)).squeeze(1)
 
 
-def _true(mask: Tensor) -> Tensor:
-    """Return the indices of the true elements of `[n]`."""
-    return mask.nonzero().flatten()
+def _chunks(mask: Tensor, vocab_size: int) -> Iterator[Tensor]:
+    """Yield the indices of the true elements of `[n]`, few enough for their logits to be copied."""
+    indices = mask.nonzero().flatten()
+    if len(indices):
+        yield from torch.split(indices, chunk_rows(vocab_size))
