@@ -19,7 +19,8 @@ _NOT_SERVED_YET = ("mm_features", "pooling_params", "lora_request", "prompt_embe
 def check(message: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
     """Raise RequestError unless the engine core can serve `message` to its end."""
     for name in _NOT_SERVED_YET:
-        if getattr(message, name):
+        value = getattr(message, name)
+        if value is not None and (not isinstance(value, list) or value):
             raise UnsupportedFieldError(f"{name} is not supported by this engine", name)
     if message.sampling_params is None:
         raise InvalidRequestError("sampling_params are missing", "sampling_params")
