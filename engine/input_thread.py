@@ -157,7 +157,7 @@ class InputThread:
             except WireError as error:
                 self._dropped.add(client_index, error)
 
-    def _take(self, client_index: int, frames: list[codec.Buffer]) -> None:
+    def _take(self, client_index: int, frames: Sequence[codec.Buffer]) -> None:
         """Decode one message and pass it on. Raises WireError if it breaks the protocol."""
         if len(frames) > MAX_FRAMES:
             raise WireError(f"a message of more than {MAX_FRAMES} frames")

@@ -65,6 +65,10 @@ class ApiPeer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
         self._router.close()
         self._pull.close()
         self._context.term()
@@ -123,10 +127,11 @@ class ApiPeer:
         """Return the next message of that type that `accept` likes."""
         return next(m for m in self.messages(timeout_s) if isinstance(m, kind) and accept(m))
 
-    def outputs(self) -> Iterator[EngineCoreOutput]:
+    def outputs(self, *request_ids: str) -> Iterator[EngineCoreOutput]:
+        """Yield the outputs of these requests as they come."""
         for message in self.messages():
             if isinstance(message, EngineCoreOutputs):
-                yield from message.outputs
+                yield from (o for o in message.outputs if o.request_id in request_ids)
 
     def finish(self, request_id: str) -> tuple[list[int], FinishReason]:
         """Read until the request has ended; return its tokens and why it did."""
@@ -135,11 +140,10 @@ class ApiPeer:
     def finish_all(self, *request_ids: str) -> dict[str, tuple[list[int], FinishReason]]:
         tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
         ends: dict[str, tuple[list[int], FinishReason]] = {}
-        for output in self.outputs():
-            if output.request_id in tokens:
-                tokens[output.request_id] += codec.unpack_tokens(output.new_token_ids)
-                if output.finish_reason is not None:
-                    ends[output.request_id] = tokens[output.request_id], output.finish_reason
+        for output in self.outputs(*request_ids):
+            tokens[output.request_id] += codec.unpack_tokens(output.new_token_ids)
+            if output.finish_reason is not None:
+                ends[output.request_id] = tokens[output.request_id], output.finish_reason
             if len(ends) == len(tokens):
                 break
         return ends

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine import process
 from engine.config import EngineConfig, ModelConfig, WireConfig
+from engine.executor import StartExecutor
 from tests.helpers.api_peer import ApiPeer, socket_folder
 from tests.helpers.fake_executor import start_fake
 
@@ -47,17 +48,18 @@ def run_core(
     num_api_servers: int = 1,
     heartbeat_interval_s: float = 0.05,
     is_ready: bool = True,
+    start_executor: StartExecutor | None = None,
     **fake: Any,
 ) -> Iterator[CoreUnderTest]:
     """Start an engine process, wait for READY (unless `is_ready` is False), and end it for sure.
 
-    `fake` are the settings of `FakeExecutor`.
+    Without `start_executor`, a FakeExecutor with the settings `fake` takes the workers' place.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         peers = [stack.enter_context(ApiPeer(folder, i)) for i in range(num_api_servers)]
         config = make_config(peers, heartbeat_interval_s)
-        started = start_process(config, **fake)
+        started = start_process(config, start_executor, **fake)
         stack.callback(_end, started)
         if is_ready:
             for peer in peers:
@@ -77,9 +79,12 @@ def make_config(peers: list[ApiPeer], heartbeat_interval_s: float = 0.05) -> Eng
     )
 
 
-def start_process(config: EngineConfig, **fake: Any) -> BaseProcess:
+def start_process(
+    config: EngineConfig, start_executor: StartExecutor | None = None, **fake: Any
+) -> BaseProcess:
     started = multiprocessing.get_context("spawn").Process(
-        target=process.main, args=(config, functools.partial(start_fake, **fake))
+        target=process.main,
+        args=(config, start_executor or functools.partial(start_fake, **fake)),
     )
     with _empty_main_module():
         started.start()

@@ -62,6 +62,7 @@ class FakeExecutor:
     holds: bool = False
     """True: a step is answered only when the test calls `release`."""
 
+    step_delay_s: float = 0.0
     load_delay_s: float = 0.0
     refuse_load: str | None = None
     """Raise ConfigError with this text while loading."""
@@ -74,6 +75,9 @@ class FakeExecutor:
 
     fail_at_step: int | None = None
     """Fail as dead workers do: `on_failure`, then ExecutorError from the future."""
+
+    fail_after_s: float | None = None
+    """Call `on_failure` that long after loading, as a monitor does when a worker dies."""
 
     on_failure: Callable[[str], None] | None = None
 
@@ -91,6 +95,9 @@ class FakeExecutor:
             raise ConfigError(self.refuse_load)
         if self.load_delay_s:
             time.sleep(self.load_delay_s)
+        if self.fail_after_s is not None and self.on_failure is not None:
+            cause = "worker rank=0 pid=1 died while idle"
+            threading.Timer(self.fail_after_s, self.on_failure, (cause,)).start()
         return [
             WorkerReport(
                 rank=rank,
@@ -109,6 +116,8 @@ class FakeExecutor:
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         number = len(self.plans)
         self.plans.append(plan)
+        if self.step_delay_s:
+            time.sleep(self.step_delay_s)
         future: Future[ModelRunnerOutput] = Future()
         if number == self.raise_at_step:
             raise ZeroDivisionError(f"scripted fault in step {number}")
