@@ -33,7 +33,8 @@ MAX_RENDERED_CHARS = 32 << 20
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 )
-"""Variables that a request sets through fields of their own, never as template variables."""
+"""Arguments of `render`. A client sets them through fields of their own; its template variables are
+to be refused under these names before they get here."""
 
 _MAX_DEPTH = 100
 
@@ -107,7 +108,7 @@ class ChatTemplate:
                 " is continued or a new one begins, not both",
                 "continue_final_message",
             )
-        if taken := sorted(variables.keys() & (RESERVED | self._special_tokens.keys())):
+        if taken := sorted(variables.keys() & self._special_tokens.keys()):
             raise InvalidRequestError(
                 f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
             )
