@@ -8,6 +8,7 @@ the client saw.
 """
 
 import logging
+import multiprocessing
 import sys
 from contextvars import ContextVar
 
@@ -30,12 +31,13 @@ class _Formatter(logging.Formatter):
 
 
 def configure(process: str, level: str = "INFO") -> None:
-    """Set up the root logger of this process. Calling it again (after a fork) replaces the former
-    set-up."""
+    """Set up the root logger of this process. Calling it again replaces the former set-up, and in a
+    child process whatever a fork has brought along, which would write each line a second time."""
     handler = logging.StreamHandler(sys.stderr)
     handler.set_name(_HANDLER_NAME)
     handler.setFormatter(_Formatter(process))
     root = logging.getLogger()
-    root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME]
+    is_child = multiprocessing.parent_process() is not None
+    root.handlers = [h for h in root.handlers if not is_child and h.get_name() != _HANDLER_NAME]
     root.addHandler(handler)
     root.setLevel(level)
