@@ -15,9 +15,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
-from workers import loader, resources, scripted
-from workers.attention.select import select_backend
-from workers.causal_lm import CausalLM
+from workers import resources, scripted
 from workers.input_batch import InputBatch
 from workers.kv_cache import GIB, check_fits
 from workers.model_runner import Model, ModelRunner
@@ -152,6 +150,12 @@ class Worker:
         )
 
     def _load_causal_lm(self) -> WorkerReport:
+        # transformers takes two to three seconds to import, which the scripted model need not wait
+        # for.
+        from workers import loader
+        from workers.attention.select import select_backend
+        from workers.causal_lm import CausalLM
+
         settings = self._config
         self._device = _choose_device(settings, self._rank)
         torch.set_num_threads(resources.num_threads(settings))
