@@ -42,6 +42,10 @@ EXIT_CONFIG = 2
 """What an engine core exits with when its settings or its model cannot work; its last words say
 why."""
 
+_EXECUTOR_SPEAKS_FIRST_S = 5.0
+"""Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
+which knows less, gives it time to say so."""
+
 EXIT_UNGUARDED = 78
 """What a spawned child exits with when the script that it imports makes an LLM at import."""
 
@@ -77,6 +81,10 @@ def serve(config: ServeConfig) -> int:
     """
     waterfall = Waterfall(process_age_s())
     set_title("APIServer_0")
+    # torch makes this folder when it is imported, and would leave it in the temporary folder.
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", str(config.environment.cache_dir / "torchinductor")
+    )
     http_socket = bind_http(config.host, config.port)
     logger.info("listening on %s port %d", config.host, http_socket.getsockname()[1])
     warn_about_cores(config.topology)
@@ -142,7 +150,7 @@ def _api_config(config: ServeConfig) -> ApiConfig:
     return ApiConfig(
         served_model_names=config.served_model_name or (config.engine.model,),
         shutdown_timeout_s=config.shutdown_timeout,
-        start_timeout_s=config.engine.startup_timeout,
+        start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
         chat_template=None if template is None else template.read_text(encoding="utf-8"),
         log_level=config.log_level,

@@ -151,7 +151,10 @@ class Server:
 def session_processes(session: int) -> list[Process]:
     """Living processes of one session, also those whose parent is gone."""
     listing = subprocess.run(
-        ["ps", "-eo", "sid=,pid=,stat=,cputimes=,args="], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-eo", "sid=,pid=,stat=,cputimes=,args="],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     found = []
     for line in listing.splitlines():

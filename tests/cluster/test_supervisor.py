@@ -1,0 +1,166 @@
+"""The engine processes' parent: starts them, notices their death, ends them."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from cluster.supervisor import Supervisor, judge
+from engine.config import EngineConfig, ModelConfig, WireConfig
+from engine.errors import ServerError
+from engine.executor import StartExecutor
+
+CONFIG = EngineConfig(
+    model=ModelConfig(path="/none", model_type="scripted"),
+    wire=WireConfig(request_addresses=(), output_addresses=()),
+)
+
+
+def sleep(config: EngineConfig, start_executor: StartExecutor) -> None:
+    """A core that works until it is told to stop."""
+    time.sleep(600)
+
+
+def refuse_to_end(config: EngineConfig, start_executor: StartExecutor) -> None:
+    """A core that ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def fail(config: EngineConfig, start_executor: StartExecutor) -> None:
+    """A core that ends by itself."""
+    raise SystemExit(3)
+
+
+@dataclass
+class Parent:
+    """Who owns the supervisor: remembers what it is told."""
+
+    said_why: set[int] = field(default_factory=set)
+    deaths: list[tuple[int, str]] = field(default_factory=list)
+    died: threading.Event = field(default_factory=threading.Event)
+
+    def on_death(self, index: int, cause: str) -> None:
+        self.deaths.append((index, cause))
+        self.died.set()
+
+
+@pytest.fixture
+def parent() -> Parent:
+    return Parent()
+
+
+@pytest.fixture
+def supervisors() -> Iterator[list[Supervisor]]:
+    """Supervisors that are closed at the end, whatever the test did."""
+    made: list[Supervisor] = []
+    yield made
+    for supervisor in made:
+        supervisor.close(0.0)
+
+
+def first_causes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "first cause:" in r.getMessage()]
+
+
+def test_a_killed_core_is_the_first_cause(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One ERROR with title, pid and signal, and the owner is told."""
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, sleep))
+    supervisors[0].start([CONFIG], "spawn")
+    supervisors[0].watch()
+    [pid] = supervisors[0].pids
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    assert parent.died.wait(10)
+    cause = f"engine core EngineCore_DP0 pid={pid} killed by SIGKILL"
+    assert parent.deaths == [(0, cause)]
+    assert first_causes(caplog) == [f"first cause: {cause}"]
+
+
+def test_a_core_that_has_said_why_is_not_the_first_cause(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own ERROR is in the log already; ours would be a second one."""
+    caplog.set_level(logging.INFO)
+    parent.said_why.add(0)
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, fail))
+    supervisors[0].start([CONFIG], "spawn")
+    supervisors[0].watch()
+
+    assert parent.died.wait(10)
+    assert supervisors[0].exit_codes == [3]
+    assert first_causes(caplog) == []
+    assert "exit code 3; its cause is logged above" in caplog.text
+
+
+def test_a_core_that_ends_without_a_word_is_the_first_cause(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the time that last words may take."""
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, fail))
+    supervisors[0].start([CONFIG], "spawn")
+    supervisors[0].watch()
+
+    assert parent.died.wait(10)
+    [cause] = first_causes(caplog)
+    assert cause.endswith("exit code 3")
+
+
+def test_closing_asks_and_is_no_death(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGTERM, and nobody is told of a death."""
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, sleep))
+    supervisors[0].start([CONFIG], "spawn")
+    supervisors[0].watch()
+
+    supervisors[0].close(5.0)
+    supervisors[0].close(5.0)
+
+    assert supervisors[0].exit_codes == [-signal.SIGTERM]
+    assert parent.deaths == []
+    assert first_causes(caplog) == []
+
+
+def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Supervisor]) -> None:
+    """At once when it is urgent: a second signal has come."""
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, refuse_to_end))
+    supervisors[0].start([CONFIG], "spawn")
+
+    began = time.monotonic()
+    supervisors[0].close(60.0, is_urgent=lambda: True)
+
+    assert supervisors[0].exit_codes[0] in (-signal.SIGKILL, -signal.SIGTERM)
+    assert time.monotonic() - began < 30
+
+
+def test_nothing_starts_after_the_end(parent: Parent) -> None:
+    """A start that is still under way when the server stops must not leave an engine."""
+    supervisor = Supervisor(parent.on_death, parent.said_why.__contains__, sleep)
+    supervisor.close(0.0)
+
+    with pytest.raises(ServerError, match="stopped before"):
+        supervisor.start([CONFIG], "spawn")
+    assert supervisor.pids == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "may_have_spoken", "words"),
+    [(-9, False, "killed by SIGKILL"), (1, True, "exit code 1"), (0, True, "exit code 0")],
+)
+def test_only_a_killed_core_cannot_have_said_why(
+    exit_code: int, may_have_spoken: bool, words: str
+) -> None:
+    """Whether last words are worth waiting for."""
+    assert judge("EngineCore_DP0", 7, exit_code) == (
+        may_have_spoken,
+        f"engine core EngineCore_DP0 pid=7 {words}",
+    )

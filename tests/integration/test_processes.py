@@ -1,0 +1,96 @@
+"""The processes of a running server, as `ps` shows them."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.plan import Topology
+from tests.helpers.server import Server, cpu_seconds, running_server, wait_for
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server("scripted") as server:
+        yield server
+
+
+def assert_processes(server: Server, topology: Topology) -> None:
+    """`ps` and the plan agree, name by name."""
+    assert sorted(server.raywire_processes()) == sorted(topology.titles())
+    assert len(server.raywire_processes()) == topology.num_processes
+
+
+def test_one_device_is_three_processes(server: Server) -> None:
+    """API server, engine core, worker; the API server is the command itself."""
+    assert_processes(server, Topology())
+    assert server.raywire_processes()["RAYWIRE::APIServer_0"].pid == server.process.pid
+
+
+def test_only_the_resource_tracker_comes_on_top(server: Server) -> None:
+    """Python's own helper of spawned processes; nothing else runs that the formula leaves out."""
+    others = [p for p in server.processes() if not p.title.startswith("RAYWIRE::")]
+
+    assert all("resource_tracker" in p.title for p in others), others
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology(tensor_parallel_size=2),
+        Topology(tensor_parallel_size=2, pipeline_parallel_size=2),
+    ],
+    ids=lambda topology: topology.flags,
+)
+def test_processes_of_a_parallel_server(topology: Topology) -> None:
+    """-tp 2 is four processes, -tp 2 -pp 2 is six."""
+    with running_server("scripted", *topology.flags.split()) as server:
+        assert_processes(server, topology)
+
+
+def test_an_idle_server_is_asleep(server: Server) -> None:
+    """Under 2% of a core over all processes, heartbeats included."""
+    with server.http() as client:
+        body = {"model": "scripted", "prompt": "wake up", "max_tokens": 4}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    pids = [p.pid for p in server.processes()]
+    began_s, before_s = time.monotonic(), sum(map(cpu_seconds, pids))
+    time.sleep(5)  # there is no condition to wait for: this measures that nothing happens
+    used_s = sum(map(cpu_seconds, pids)) - before_s
+
+    assert used_s / (time.monotonic() - began_s) < 0.02
+
+
+def test_no_torch_outside_the_workers(server: Server) -> None:
+    """API server and engine core load neither torch nor transformers."""
+    processes = server.raywire_processes()
+    for title in ("RAYWIRE::APIServer_0", "RAYWIRE::EngineCore_DP0"):
+        maps = Path(f"/proc/{processes[title].pid}/maps").read_text()
+        assert "libtorch" not in maps, title
+
+
+def test_nothing_listens_but_the_http_port(server: Server) -> None:
+    """Internal sockets are files that are gone; loopback and network have the HTTP port only."""
+    ports = {
+        connection.laddr.port
+        for process in server.processes()
+        for connection in psutil.Process(process.pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert ports == {server.port}
+    wait_for(lambda: not server.leftovers(), "no socket files any more", 5)
+
+
+def test_few_cores_are_told_once(server: Server) -> None:
+    """A machine with less than two vCPUs for each process: the server runs, and warns."""
+    warnings = server.log.count("vCPUs and this machine has")
+    assert warnings == (1 if len(os.sched_getaffinity(0)) < Topology().min_vcpus else 0)
+
+
+def test_the_log_has_the_start_up_times(server: Server) -> None:
+    """One line with each stage."""
+    found = server.wait_for_log(r"ready total=\S+s imports=\S+s resolve=\S+s spawn=\S+s load=\S+s")
+    assert server.log.count("ready total=") == 1, found
