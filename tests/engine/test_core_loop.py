@@ -1,0 +1,270 @@
+"""The loop between the queues, without process, threads or sockets."""
+
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import utility
+from engine.config import EngineConfig, ModelConfig, WireConfig
+from engine.core import EngineCore
+from engine.core_loop import CoreLoop
+from engine.errors import ExecutorError
+from engine.inbox import Abort, AbortQueue, Add, Call, ExecutorFailed, Item, ThreadCrashed, Wave
+from engine.wire import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    Phase,
+    StartWave,
+    UtilityCall,
+    UtilityOutput,
+)
+from tests.helpers.api_peer import make_request
+from tests.helpers.fake_executor import FakeExecutor
+
+CONFIG = EngineConfig(
+    model=ModelConfig(path="", model_type="scripted"),
+    wire=WireConfig(request_addresses=("a", "b"), output_addresses=("a", "b"), epoch=5),
+)
+
+
+class EndingInbox(SimpleQueue[Item]):
+    """Calls `when_idle` where the loop would sleep for ever."""
+
+    when_idle: Callable[[], None]
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+        if self.empty():
+            self.when_idle()
+        return super().get(block, timeout)
+
+
+class Harness:
+    """A loop with its queues, which ends when all it was given is done."""
+
+    def __init__(self, executor: FakeExecutor | None = None) -> None:
+        self.executor = executor or FakeExecutor()
+        self.core = EngineCore(CONFIG, self.executor)
+        self.inbox = EndingInbox()
+        self.aborts: AbortQueue = SimpleQueue()
+        self.sent: list[tuple[int, EngineCoreOutputs]] = []
+        self.loop = CoreLoop(
+            self.core,
+            self.inbox,
+            self.aborts,
+            put=lambda client_index, outputs: self.sent.append((client_index, outputs)),
+            engine_index=0,
+            epoch=5,
+            num_clients=2,
+            num_dropped_messages=lambda: 17,
+        )
+        self.inbox.when_idle = self.loop.stop
+
+    def add(self, request_id: str, client_index: int = 0, **params: Any) -> None:
+        message = make_request(request_id, client_index=client_index, **params)
+        self.inbox.put(Add(self.core.prepare(message)))
+
+    def run(self, *items: Item) -> list[EngineCoreOutput]:
+        """Give the loop `items` and let it run until it is idle; returns all outputs."""
+        for item in items:
+            self.inbox.put(item)
+        self.loop.run()
+        return [output for _, message in self.sent for output in message.outputs]
+
+    def answers(self, *calls: tuple[Any, ...]) -> list[UtilityOutput]:
+        """Run utility calls of API server 1: each a method's name and its arguments."""
+        self.run(*(Call(utility_call(method, *args)) for method, *args in calls))
+        assert {client_index for client_index, _ in self.sent} == {1}
+        return [message.utility for _, message in self.sent if message.utility is not None]
+
+
+def utility_call(method: str, *args: object) -> UtilityCall:
+    return UtilityCall(1, 99, method, msgspec.Raw(msgspec.msgpack.encode(args)))
+
+
+def test_requests_run_to_their_ends() -> None:
+    """What is added comes out at its own API server."""
+    harness = Harness()
+    harness.add("a", client_index=0, max_tokens=2)
+    harness.add("b", client_index=1, max_tokens=3)
+    harness.run()
+
+    assert [
+        (client_index, output.request_id)
+        for client_index, message in harness.sent
+        for output in message.outputs
+        if output.finish_reason is FinishReason.LENGTH
+    ] == [(0, "a"), (1, "b")]
+
+
+def test_aborts_are_drained_right_after_the_forward_pass() -> None:
+    """A request that is aborted during a step gets no token of it, though the ordered queue holds
+    a hundred messages before its abort."""
+    harness = Harness()
+
+    def sample(request_id: str, index: int) -> int:
+        if index == 3:  # while the fourth forward pass runs
+            harness.aborts.put(["r"])
+        return 100 + index
+
+    harness.executor.script = sample
+    harness.add("r", max_tokens=3000)
+    outputs = harness.run()
+
+    assert outputs[-1].finish_reason is FinishReason.ABORT
+    assert sum(len(output.new_token_ids) for output in outputs) == 4 * 3
+    assert len(harness.executor.plans) == 4
+
+
+def test_an_abort_finds_a_request_that_still_waits_in_the_inbox() -> None:
+    """The second queue comes too early for it; the ordered one does not."""
+    harness = Harness()
+    harness.aborts.put(["r"])
+    harness.add("r", max_tokens=3000)
+    outputs = harness.run(Abort(["r"]))
+
+    assert [output.finish_reason for output in outputs] == [FinishReason.ABORT]
+    assert not harness.executor.plans
+
+
+def test_aborts_do_not_pile_up_in_an_idle_core() -> None:
+    """Without forward passes nobody drains the second queue, so the first does."""
+    harness = Harness()
+    for _ in range(10):
+        harness.aborts.put(["unknown"])
+        harness.inbox.put(Abort(["unknown"]))
+    harness.run()
+
+    assert harness.aborts.empty()
+
+
+def test_an_idle_core_is_in_phase_idle() -> None:
+    """Whatever it did last, heartbeats of a sleeping core have no age."""
+    harness = Harness()
+    harness.add("r")
+    harness.run(Call(utility_call("statistics")), Wave(StartWave(1)))
+
+    assert harness.core.phase is Phase.IDLE
+
+
+def test_a_failed_executor_ends_the_loop_with_its_cause() -> None:
+    """What the monitor has seen comes out as ExecutorError."""
+    with pytest.raises(ExecutorError, match="worker 3 died"):
+        Harness().run(ExecutorFailed("worker 3 died"))
+
+
+def test_a_crashed_thread_ends_the_loop_with_its_error() -> None:
+    """The original error is the cause, so the traceback shows where."""
+    error = ZeroDivisionError("boo")
+    with pytest.raises(RuntimeError, match="input thread has crashed") as caught:
+        Harness().run(ThreadCrashed("input", error))
+
+    assert caught.value.__cause__ is error
+
+
+# ------------------------------------------------------------------------------------- utilities
+
+
+def test_statistics_hold_the_core_and_its_workers() -> None:
+    """Counters of scheduler and workers, and the messages that the input thread has dropped."""
+    (answer,) = Harness().answers(("statistics",))
+
+    statistics = utility.read_answer("statistics", answer)
+    assert statistics.scheduler.num_dropped_messages == 17
+    assert [worker.pid for worker in statistics.workers] == [4711]
+
+
+def test_every_other_name_is_refused() -> None:
+    """Attributes of the core, of the loop, of the executor, private, inherited, or made up: each
+    gets a failure, and nothing is called."""
+    harness = Harness()
+    names = {
+        name for owner in (harness.core, harness.loop, harness.executor) for name in dir(owner)
+    }
+    names |= {"", "statistics ", "Statistics", "core.step", "__class__", "x" * 1000}
+    refused = sorted(names - utility.METHODS.keys())
+    answers = harness.answers(*((name,) for name in refused))
+
+    assert len(answers) == len(refused) > 80
+    assert all("no utility method" in str(answer.failure) for answer in answers)
+    assert not harness.executor.is_closed
+
+
+def test_the_list_of_methods_is_what_the_design_says() -> None:
+    """A longer list is a decision: it belongs into this test."""
+    assert set(utility.METHODS) == {"statistics", "reset_prefix_cache", "profile"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("statistics", 1),
+        ("profile",),
+        ("profile", True),
+        ("profile", 1, "folder"),
+        ("profile", True, 5),
+        ("profile", True, ""),
+        ("profile", True, "x" * 2000),
+        ("profile", True, "folder", "more"),
+        ("reset_prefix_cache", None),
+    ],
+    ids=str,
+)
+def test_arguments_have_their_types(call: tuple[Any, ...]) -> None:
+    """Too many, too few, or of another type: refused, and nothing is called."""
+    harness = Harness()
+    (answer,) = harness.answers(call)
+
+    assert "wrong arguments" in str(answer.failure)
+    assert not harness.executor.profiles
+
+
+def test_the_prefix_cache_is_reset_between_requests_only() -> None:
+    """While a request holds blocks the answer is False, afterwards True."""
+    harness = Harness()
+
+    def sample(request_id: str, index: int) -> int:
+        if index == 0:
+            harness.inbox.put(Call(utility_call("reset_prefix_cache")))
+        return 1
+
+    harness.executor.script = sample
+    harness.add("r", max_tokens=3)
+    harness.run()
+    (during,) = [m.utility for _, m in harness.sent if m.utility is not None]
+    (without,) = Harness().answers(("reset_prefix_cache",))
+
+    assert utility.read_answer("reset_prefix_cache", during) is False
+    assert utility.read_answer("reset_prefix_cache", without) is True
+
+
+def test_the_profiler_starts_and_stops_once(tmp_path: Path) -> None:
+    """Starting twice, stopping what does not run, and folders that cannot be written are refused
+    before a worker hears of them."""
+    folder = str(tmp_path)
+    harness = Harness()
+    answers = harness.answers(
+        ("profile", False, folder),
+        ("profile", True, "/nowhere"),
+        ("profile", True, folder),
+        ("profile", True, folder),
+        ("profile", False, folder),
+        ("profile", True, folder),
+    )
+
+    assert [answer.failure is None for answer in answers] == [False, False, True, False, True, True]
+    assert harness.executor.profiles == [(True, folder), (False, folder), (True, folder)]
+
+
+def test_the_load_goes_to_every_api_server_when_it_changes() -> None:
+    """API server 1 has no request, but hears of one waiting, of it running, and of its end."""
+    harness = Harness()
+    harness.add("r", client_index=0, max_tokens=5)
+    harness.run()
+
+    loads = [m.stats.num_running for i, m in harness.sent if i == 1 and m.stats is not None]
+    assert loads == [1, 0]
