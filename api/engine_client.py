@@ -551,7 +551,7 @@ class EngineClient:
             return None
         silence_s = self._now() - engine.last_seen
         if silence_s > self._heartbeat_timeout_s:
-            return f"hung: no heartbeat for {silence_s:.0f} s; last seen in {engine.describe()}"
+            return f"hung: no heartbeat for {silence_s:.1f} s; last seen in {engine.describe()}"
         if engine.heartbeat and engine.heartbeat.age_ms > self._step_timeout_s * 1000:
             return f"hung: no progress; last seen in {engine.describe()}"
         return None

@@ -33,6 +33,9 @@ def read(raw: msgspec.Raw) -> list[str] | list[list[int]]:
         found = _decode(text)
     except msgspec.ValidationError as error:
         raise invalid_field(error, "prompt") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        # Not looked into so far: a raw field is only skipped over.
+        raise InvalidRequestError(f"prompt is no valid JSON: {error}", "prompt") from error
     if not found or not all(found):
         raise InvalidRequestError("prompt must not be empty", "prompt")
     if len(found) > MAX_PROMPTS:

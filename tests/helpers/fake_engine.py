@@ -86,6 +86,7 @@ class FakeEngine:
         """How long a step takes."""
         self.is_paused = False
         """No steps: requests stay where they are."""
+        self.answers_calls = True
         self.is_silent = False
         """No heartbeats."""
         self.heartbeat_age_ms = 0
@@ -94,6 +95,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.calls: list[UtilityCall] = []
         self.num_steps = 0
+        self.num_prompt_tokens = 0
         self.running: dict[str, Iterator[int | FinishReason]] = {}
         self.failure: BaseException | None = None
         self.index, self.epoch = index, epoch
@@ -156,7 +158,7 @@ class FakeEngine:
         self._dealer = make_socket(
             context, zmq.DEALER, identity=pack_identity(self.index, self.epoch)
         )
-        self._push = make_socket(context, zmq.PUSH, linger_ms=1000)
+        self._push = make_socket(context, zmq.PUSH)
         for socket in (self._dealer, self._push):
             socket.setsockopt(zmq.RECONNECT_IVL, 5)  # the client may bind later
         self._dealer.connect(self._addresses.request)
@@ -167,7 +169,7 @@ class FakeEngine:
             self.failure = error
         finally:
             self._dealer.close()
-            self._push.close()
+            self._push.close(linger=0 if self._last_words is None else 1000)
             context.term()
 
     def _serve(self) -> None:
@@ -198,23 +200,26 @@ class FakeEngine:
         kind, *body = frames
         match RequestType(kind):
             case RequestType.ADD:
-                request = codec.Decoder(EngineCoreRequest).decode(body)
+                request = codec.Decoder[EngineCoreRequest](EngineCoreRequest).decode(body)
+                assert request.prompt_token_ids is not None
                 self.received.append(request)
+                self.num_prompt_tokens += len(request.prompt_token_ids)
                 self._requests[request.request_id] = request
                 self.running[request.request_id] = iter(self.answer(request))
             case RequestType.ABORT:
-                for request_id in codec.Decoder(list[str]).decode(body):
+                for request_id in codec.Decoder[list[str]](list[str]).decode(body):
                     self.aborted.append(request_id)
                     if self.running.pop(request_id, None) is not None:
                         ended = EngineCoreOutput(request_id, b"", FinishReason.ABORT)
                         self._send_outputs([ended])
             case RequestType.UTILITY:
-                call = codec.Decoder(UtilityCall).decode(body)
+                call = codec.Decoder[UtilityCall](UtilityCall).decode(body)
                 self.calls.append(call)
-                answer = utility.answer(call, self)
-                self._send(
-                    OutputType.OUTPUTS, EngineCoreOutputs(self.index, self.epoch, utility=answer)
-                )
+                if self.answers_calls:
+                    answer = EngineCoreOutputs(
+                        self.index, self.epoch, utility=utility.answer(call, self)
+                    )
+                    self._send(OutputType.OUTPUTS, answer)
             case _:
                 raise AssertionError(f"unexpected {kind!r}")
 
@@ -273,16 +278,16 @@ class FakeEngine:
 
     def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
         stats = SchedulerStats(
-            0, len(self.running), len(self.running) / 64, self.num_steps, prefix_cache_queries=7
+            0,
+            len(self.running),
+            min(1.0, len(self.running) / 64),
+            self.num_steps,
+            prefix_cache_queries=7,
         )
         self._send(
             OutputType.OUTPUTS,
             EngineCoreOutputs(self.index, self.epoch, outputs, stats, time.monotonic()),
         )
-
-    def send_raw(self, *frames: bytes) -> None:
-        """Put anything on the output wire. Only while paused: sockets belong to their thread."""
-        self._push.send_multipart(frames)
 
     def _send(self, kind: OutputType, message: object) -> None:
         self._push.send_multipart([kind.value, *self._encoder.encode(message)])

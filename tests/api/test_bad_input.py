@@ -1,0 +1,315 @@
+"""Bad requests: a 4xx in OpenAI's shape that names the field, and the engine never sees them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.http_server import HttpServer, serving
+
+LONG = 10**400
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving() as server:
+        yield server
+        # None of the requests below has reached the engine, and it serves the next one.
+        assert server.engine.received == []
+        assert server.complete(prompt="ok").json()["choices"][0]["text"] == "ok"
+
+
+def completion(**fields: Any) -> tuple[str, bytes]:
+    return "/v1/completions", json.dumps({"prompt": "x", **fields}).encode()
+
+
+def chat(**fields: Any) -> tuple[str, bytes]:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return "/v1/chat/completions", json.dumps(body).encode()
+
+
+def raw(body: str | bytes) -> tuple[str, bytes]:
+    return "/v1/completions", body.encode() if isinstance(body, str) else body
+
+
+def message(**fields: Any) -> tuple[str, bytes]:
+    return chat(messages=[{"role": "user", "content": "x"}, {"role": "user", **fields}])
+
+
+BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
+    # Prompts: empty, mixed, of wrong types, too long, out of the vocabulary.
+    (raw("{}"), 400, "prompt", "required"),
+    (completion(prompt=None), 400, "prompt", "required"),
+    (completion(prompt=7), 400, "prompt", "required"),
+    (completion(prompt=""), 400, "prompt", "empty"),
+    (completion(prompt=[]), 400, "prompt", "empty"),
+    (completion(prompt=[""]), 400, "prompt", "empty"),
+    (completion(prompt=[[]]), 400, "prompt", "empty"),
+    (completion(prompt=["a", ""]), 400, "prompt", "empty"),
+    (completion(prompt=["a", [1]]), 400, "prompt[1]", "expected str"),
+    (completion(prompt=[1, "a"]), 400, "prompt[1]", "expected int"),
+    (completion(prompt=[[1], "a"]), 400, "prompt[1]", "expected array"),
+    (completion(prompt=[1.5]), 400, "prompt[0]", "expected int"),
+    (completion(prompt=[True]), 400, "prompt[0]", "expected int"),
+    (completion(prompt=[-1]), 400, "prompt", "-1"),
+    (completion(prompt=[300]), 400, "prompt", "0 to 299"),
+    (completion(prompt=[2**31]), 400, "prompt", "0 to 299"),
+    (completion(prompt=[2**64]), 400, "prompt", "0 to 299"),
+    (completion(prompt="x" * 1000), 400, "prompt", "1000 tokens"),
+    (completion(prompt="x" * 990, max_tokens=11), 400, "prompt", "lower max_tokens to 10"),
+    (completion(prompt=["x"] * 1025), 400, "prompt", "1024"),
+    # Not JSON, or not an object.
+    (raw(""), 400, None, "JSON"),
+    (raw("not json"), 400, None, "JSON"),
+    (raw('{"prompt": "x"'), 400, None, "JSON"),
+    (raw('{"prompt": "x"} trailing'), 400, None, "JSON"),
+    (raw("[1]"), 400, None, "object"),
+    (raw('"text"'), 400, None, "object"),
+    (raw("null"), 400, None, "object"),
+    (raw(b"\xef\xbb\xbf{}"), 400, None, "JSON"),
+    (raw('{"prompt": "x"}'.encode("utf-16")), 400, None, "JSON"),
+    (raw(b'{"prompt": "\xff"}'), 400, "prompt", "JSON"),
+    (raw('{"prompt": [1, NaN]}'), 400, "prompt", "NaN"),
+    (raw(r'{"prompt": "\ud800"}'), 400, None, "JSON"),
+    (raw('{"x": ' + "[" * 10_000), 400, None, "nested"),
+    (raw("{" + '"x": {' * 10_000), 400, None, "nested"),
+    # Numbers that are none, too large, or out of bounds.
+    (raw('{"prompt": "x", "temperature": NaN}'), 400, "temperature", "NaN"),
+    (raw('{"prompt": "x", "temperature": Infinity}'), 400, "temperature", "Infinity"),
+    (raw('{"prompt": "x", "temperature": 1e999}'), 400, "temperature", "out of range"),
+    (raw('{"prompt": "x", "top_p": NaN}'), 400, "top_p", "NaN"),
+    (raw('{"prompt": "x", "min_p": -Infinity}'), 400, "min_p", "NaN"),
+    (raw('{"prompt": "x", "presence_penalty": 1e999}'), 400, "presence_penalty", "out of range"),
+    (raw('{"prompt": "x", "logit_bias": {"5": NaN}}'), 400, "logit_bias", "NaN"),
+    (completion(temperature=-0.1), 400, "temperature", "from 0"),
+    (completion(temperature=True), 400, "temperature", "bool"),
+    (completion(temperature="1"), 400, "temperature", "expected float"),
+    (completion(top_p=0), 400, "top_p", "above 0"),
+    (completion(top_p=1.1), 400, "top_p", "from 0"),
+    (completion(top_k=-2), 400, "top_k", "from -1"),
+    (completion(top_k=2**31), 400, "top_k", "from -1"),
+    (completion(min_p=1.1), 400, "min_p", "from 0"),
+    (completion(presence_penalty=2.1), 400, "presence_penalty", "from -2"),
+    (completion(frequency_penalty=-2.1), 400, "frequency_penalty", "from -2"),
+    (completion(repetition_penalty=0), 400, "repetition_penalty", "from 0.01"),
+    (completion(seed=2**63), 400, "seed", "from -"),
+    (completion(seed=1.5), 400, "seed", "expected int"),
+    (completion(max_tokens=0), 400, "max_tokens", "from 1"),
+    (completion(max_tokens=-5), 400, "max_tokens", "from 1"),
+    (completion(max_tokens=True), 400, "max_tokens", "expected int"),
+    (completion(max_tokens=1.5), 400, "max_tokens", "expected int"),
+    (completion(max_tokens=2**63), 400, "max_tokens", "from 1"),
+    (raw(f'{{"prompt": "x", "max_tokens": {LONG}}}'), 400, "max_tokens", "from 1"),
+    (completion(min_tokens=-1), 400, "min_tokens", "from 0"),
+    (completion(min_tokens=17), 400, "min_tokens", "above max_tokens"),
+    (completion(priority=1), 400, "priority", "scheduling-policy"),
+    (completion(priority=2**31), 400, "priority", "from -"),
+    # Lists of ids, biases, strings.
+    (completion(stop_token_ids=[-1]), 400, "stop_token_ids", "-1"),
+    (completion(stop_token_ids=[300]), 400, "stop_token_ids", "end at 299"),
+    (completion(stop_token_ids=[True]), 400, "stop_token_ids[0]", "expected int"),
+    (completion(stop_token_ids=[2**63]), 400, "stop_token_ids", "no token id"),
+    (completion(stop_token_ids=list(range(65))), 400, "stop_token_ids", "64"),
+    (completion(allowed_token_ids=[]), 400, "allowed_token_ids", "empty"),
+    (completion(allowed_token_ids=[300]), 400, "allowed_token_ids", "end at 299"),
+    (completion(logit_bias={"x": 1}), 400, "logit_bias", "expected int"),
+    (completion(logit_bias={"5": 101}), 400, "logit_bias", "from -100"),
+    (completion(logit_bias={"300": 1}), 400, "logit_bias", "end at 299"),
+    (completion(logit_bias=dict.fromkeys(range(1025), 1)), 400, "logit_bias", "1024"),
+    (completion(stop=7), 400, "stop", "expected str"),
+    (completion(stop=[7]), 400, "stop[0]", "expected str"),
+    (completion(stop=[""]), 400, "stop", "1 to 256"),
+    (completion(stop=["y" * 257]), 400, "stop", "1 to 256"),
+    (completion(stop=["y"] * 17), 400, "stop", "16"),
+    (completion(repetition_detection={}), 400, "repetition_detection", "max_pattern_size"),
+    (completion(repetition_detection={"max_pattern_size": 0}), 400, None, "from 1"),
+    # How many sequences.
+    (completion(n=0), 400, "n", "from 1 to 128"),
+    (completion(n=129), 400, "n", "from 1 to 128"),
+    (completion(n=100_000), 400, "n", "from 1 to 128"),
+    (chat(n=129), 400, "n", "from 1 to 128"),
+    (completion(prompt=["x"] * 64, n=128), 400, "n", "8192 sequences"),
+    (completion(best_of=2), 400, "best_of", "equal to n"),
+    # Log probabilities.
+    (completion(logprobs=21), 400, "logprobs", "from 0 to 20"),
+    (completion(logprobs=True), 400, "logprobs", "expected int"),
+    (completion(prompt_logprobs=10**6), 400, "prompt_logprobs", "from 0 to 20"),
+    (completion(prompt_logprobs=1, stream=True), 400, "prompt_logprobs", "stream"),
+    (chat(logprobs=1), 400, "logprobs", "expected bool"),
+    (chat(top_logprobs=2), 400, "top_logprobs", "needs logprobs"),
+    (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs", "from 0 to 20"),
+    # Combinations.
+    (completion(stream_options={"include_usage": True}), 400, "stream_options", "needs stream"),
+    (completion(stream=1), 400, "stream", "expected bool"),
+    (completion(cache_salt=""), 400, "cache_salt", "1 to 256"),
+    (completion(cache_salt="y" * 257), 400, "cache_salt", "1 to 256"),
+    (chat(max_tokens=5, max_completion_tokens=6), 400, "max_completion_tokens", "differ"),
+    (chat(max_completion_tokens=0), 400, "max_completion_tokens", "from 1"),
+    (chat(max_completion_tokens=1000), 400, "messages", "lower max_tokens"),
+    (chat(add_generation_prompt=True, continue_final_message=True), 400, None, "exclude"),
+    (chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs", "messages"),
+    (chat(chat_template_kwargs={"self": 1}), 400, "chat_template_kwargs", "self"),
+    (chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", "expected object"),
+    # Messages.
+    (raw("{}"), 400, "prompt", "required"),
+    (chat(messages=None), 400, "messages", "expected array"),
+    (chat(messages=[]), 400, "messages", "empty"),
+    (chat(messages="hi"), 400, "messages", "expected array"),
+    (chat(messages=["hi"]), 400, "messages[0]", "expected object"),
+    (chat(messages=[{"content": "x"}]), 400, "messages[0].role", "string"),
+    (chat(messages=[{"role": 1, "content": "x"}]), 400, "messages[0].role", "string"),
+    (chat(messages=[{"role": "user", "content": "x"}] * 4097), 400, "messages", "4096"),
+    (message(content=None), 400, "messages[1].content", "text"),
+    (message(content=7), 400, "messages[1].content", "text"),
+    (message(content=[]), 400, "messages[1].content", "text"),
+    (message(content=[7]), 400, "messages[1].content[0]", "type"),
+    (message(content=[{"type": "text"}]), 400, "messages[1].content[0].text", "string"),
+    (message(role="robot", content="x"), 400, "messages", "robots may not speak"),
+    # Unknown model and route.
+    (completion(model="gpt-4"), 404, "model", "gpt-4"),
+    (chat(model="gpt-4"), 404, "model", "gpt-4"),
+    (completion(model=7), 400, "model", "expected str"),
+    (("/v1/embeddings", b"{}"), 404, None, "no route"),
+]
+
+
+@pytest.mark.parametrize(("request_", "status", "param", "words"), BAD)
+def test_bad_request_is_refused_by_name(
+    server: HttpServer, request_: tuple[str, bytes], status: int, param: str | None, words: str
+) -> None:
+    """Each violation is a 4xx that names the field and says what is wrong with it."""
+    path, body = request_
+
+    response = server.http.post(path, content=body, headers={"content-type": "application/json"})
+
+    error = check_shape(response, status)
+    assert words in error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [
+    (completion(suffix="z"), "suffix"),
+    (completion(use_beam_search=True), "use_beam_search"),
+    (completion(prompt_embeds="AAAA"), "prompt_embeds"),
+    (completion(response_format={"type": "json_object"}), "response_format"),
+    (completion(structured_outputs={"regex": "a"}), "structured_outputs"),
+    (completion(guided_json={"type": "object"}), "guided_json"),
+    (completion(bad_words=["x"]), "bad_words"),
+    (completion(truncate_prompt_tokens=5), "truncate_prompt_tokens"),
+    (completion(lora_request={"name": "a"}), "lora_request"),
+    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+    (chat(tool_choice="required"), "tool_choice"),
+    (chat(functions=[{"name": "f"}]), "functions"),
+    (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
+    (chat(chat_template="{{ x }}"), "chat_template"),
+    (chat(modalities=["text", "audio"]), "modalities"),
+    (chat(reasoning_effort="high"), "reasoning_effort"),
+    (chat(documents=[{"text": "x"}]), "documents"),
+    (message(content=[{"type": "image_url", "image_url": {}}]), "messages[1].content[0]"),
+    (message(content="x", tool_calls=[{"id": "1"}]), "messages[1].tool_calls"),
+]
+
+
+@pytest.mark.parametrize(("request_", "param"), UNSUPPORTED)
+def test_known_field_that_is_not_served_is_refused(
+    server: HttpServer, request_: tuple[str, bytes], param: str
+) -> None:
+    """A field that OpenAI or vLLM have, and we do not serve yet, is never silently dropped."""
+    path, body = request_
+
+    response = server.http.post(path, content=body, headers={"content-type": "application/json"})
+
+    error = check_shape(response, 400)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/chat/completions", {"POST"}),
+        ("GET", "/v1/completions", {"POST"}),
+        ("OPTIONS", "/v1/completions", {"POST"}),
+        ("POST", "/v1/models", {"GET", "HEAD"}),
+        ("DELETE", "/health", {"GET", "HEAD"}),
+    ],
+)
+def test_wrong_method_is_a_405_with_allow(
+    server: HttpServer, method: str, path: str, allowed: set[str]
+) -> None:
+    """The answer says which methods there are."""
+    response = server.http.request(method, path)
+
+    check_shape(response, 405)
+    assert set(response.headers["allow"].split(", ")) == allowed
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
+        ({"content-type": "application/json; charset=utf-8"}, 400),
+        ({"content-type": "application/problem+json"}, 400),
+    ],
+)
+def test_body_must_be_plain_json(server: HttpServer, headers: dict[str, str], status: int) -> None:
+    """Another content type or a compressed body is a 415; JSON goes on to be checked."""
+    response = server.http.post("/v1/completions", content=b"{}", headers=headers)
+
+    check_shape(response, status)
+
+
+def test_invalid_content_length_body_over_the_limit_is_refused_unread(server: HttpServer) -> None:
+    """9 MiB announced: 413 before the body is read, and the connection is closed."""
+    body = b'{"prompt": "' + b"x" * (9 << 20) + b'"}'
+
+    response = server.http.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+
+    error = check_shape(response, 413)
+    assert error["code"] == "body_too_large"
+    assert response.headers["connection"] == "close"
+
+
+def test_chunked_body_over_the_limit_is_refused_while_it_is_read(server: HttpServer) -> None:
+    """No length announced: 413 as soon as it is too long, whatever may still come."""
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b"x" * (1 << 20)
+
+    try:
+        response = server.http.post(
+            "/v1/completions", content=chunks(), headers={"content-type": "application/json"}
+        )
+    except httpx.WriteError:
+        return  # the connection was closed while we were still sending: refused all the same
+    check_shape(response, 413)
+
+
+def test_error_of_a_streaming_request_is_a_plain_http_error(server: HttpServer) -> None:
+    """Before the first byte a stream fails like any other request."""
+    response = server.complete(prompt="x" * 1000, stream=True)
+
+    error = check_shape(response, 400)
+    assert error["code"] == "context_length_exceeded"
+
+
+def check_shape(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a response, which is in OpenAI's shape and leaks nothing."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    for secret in ("Traceback", "0x", "/tmp", "/work", ".py", "127.0.0.1"):
+        assert secret not in response.text
+    return error

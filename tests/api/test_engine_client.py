@@ -1,0 +1,519 @@
+"""The API server's side of wire 1, against engine cores that speak it from threads."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+import zmq
+
+from api.engine_client import ClientAddresses, EngineClient, differences
+from engine.codec import Encoder, unpack_tokens
+from engine.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    UnavailableError,
+    WireError,
+)
+from engine.sampling_params import SamplingParams
+from engine.wire import EngineCoreOutputs, EngineCoreRequest, FinishReason, OutputType
+from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def addresses(tmp_path: Path) -> ClientAddresses:
+    return ClientAddresses(f"ipc://{tmp_path}/request", f"ipc://{tmp_path}/output")
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
+    """Runs a coroutine on each kind of event loop: descriptors signal changes on both."""
+
+    def run_on_loop(work: Any) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(work, TIMEOUT_S))
+
+    return run_on_loop
+
+
+def run_once(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, TIMEOUT_S))
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    addresses: ClientAddresses, num_engines: int = 1, **options: Any
+) -> AsyncIterator[EngineClient]:
+    client = EngineClient(addresses, num_engines, **options)
+    client.bind()
+    try:
+        await client.wait_ready(TIMEOUT_S)
+        yield client
+    finally:
+        client.close()
+
+
+def make_request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=np.arange(3, dtype="<u4"),
+        mm_features=None,
+        sampling_params=SamplingParams(max_tokens=100),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=fields.pop("data_parallel_rank", None),
+        **fields,
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds, while the loop runs."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+def test_request_goes_out_and_its_tokens_come_back(
+    addresses: ClientAddresses, run: Callable[[Any], Any]
+) -> None:
+    """Over real sockets, on asyncio's loop and on uvloop."""
+
+    async def work() -> list[int]:
+        async with connected(addresses) as client:
+            stream = client.stream(make_request())
+            return [t async for output in stream for t in unpack_tokens(output.new_token_ids)]
+
+    with FakeEngine(addresses) as engine:
+        assert run(work()) == [0, 1, 2, 256]
+        assert engine.received[0].client_index == 0
+
+
+def test_thousand_requests_lose_no_output(
+    addresses: ClientAddresses, run: Callable[[Any], Any]
+) -> None:
+    """The sockets' descriptors signal changes only: everything is read each time."""
+
+    async def read(client: EngineClient, i: int) -> int:
+        stream = client.stream(make_request(f"r{i}"))
+        return sum([len(unpack_tokens(output.new_token_ids)) async for output in stream])
+
+    async def work() -> list[int]:
+        async with connected(addresses) as client:
+            counts = await asyncio.gather(*(read(client, i) for i in range(1000)))
+            assert client.num_in_flight == 0
+            return counts
+
+    with FakeEngine(addresses):
+        assert run(work()) == [4] * 1000
+
+
+def test_large_prompt_travels_beside_the_body(addresses: ClientAddresses) -> None:
+    """100,000 tokens arrive as they were."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            big = np.arange(100_000, dtype="<u4")
+            request = msgspec.structs.replace(make_request(), prompt_token_ids=big)
+            with client.stream(request):
+                await until(lambda: engine.received)
+
+    with FakeEngine(addresses, endless_answer) as engine:
+        run_once(work())
+        prompt = engine.received[0].prompt_token_ids
+        assert prompt is not None
+        assert np.array_equal(prompt, np.arange(100_000))
+
+
+def test_closing_a_stream_early_aborts_the_request(
+    addresses: ClientAddresses, run: Callable[[Any], Any]
+) -> None:
+    """At once on the engine; late outputs are dropped, and nothing is in flight any more."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            async with client.stream(make_request()) as stream:
+                async for _ in stream:
+                    break
+            assert client.num_in_flight == 0
+            await until(lambda: not engine.running)
+
+    with FakeEngine(addresses, endless_answer) as engine:
+        run(work())
+        assert engine.aborted == ["r"]
+
+
+def test_finished_request_is_not_aborted(addresses: ClientAddresses) -> None:
+    """Closing after the end sends nothing."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            async with client.stream(make_request()) as stream:
+                async for _ in stream:
+                    pass
+            await client.utility("statistics")  # behind whatever might have been sent
+
+    with FakeEngine(addresses) as engine:
+        run_once(work())
+        assert engine.aborted == []
+
+
+def test_last_words_fail_everything_pending_and_later(addresses: ClientAddresses) -> None:
+    """Streams, UTILITY calls and new requests, all with the cause."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            engine.is_paused = True
+            stream = client.stream(make_request())
+            await until(lambda: engine.running)
+            # As if the call had reached the core in its last moment: nobody will answer it.
+            call_id = client._send_call(client.engines[0], "statistics", ())
+            pending = client._calls[call_id]
+            client.mark_dead(0, "out of memory")
+            with pytest.raises(EngineDeadError, match="out of memory"):
+                await anext(stream)
+            with pytest.raises(EngineDeadError):
+                await pending
+            with pytest.raises(EngineDeadError, match="out of memory"):
+                client.stream(make_request("later"))
+            with pytest.raises(EngineDeadError):
+                await client.utility("statistics")
+
+    with FakeEngine(addresses, endless_answer) as engine:
+        run_once(work())
+
+
+def test_dead_message_is_a_death(addresses: ClientAddresses) -> None:
+    """The engine core's own last words arrive, with their cause."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            deaths: list[EngineDeadError] = []
+            client.on_death = deaths.append
+            stream = client.stream(make_request())
+            await until(lambda: engine.running)
+            await asyncio.to_thread(engine.die, "worker 1 was killed")
+            with pytest.raises(EngineDeadError, match="worker 1 was killed"):
+                async for _ in stream:
+                    pass
+            client.mark_dead(0, "a later cause changes nothing")
+            assert client.death is not None
+            assert client.death.cause == "worker 1 was killed"
+            assert len(deaths) == 1
+
+    with FakeEngine(addresses, endless_answer) as engine:
+        run_once(work())
+
+
+def test_death_before_ready_ends_the_wait(addresses: ClientAddresses) -> None:
+    """A core that cannot load says why, and nobody waits for it any longer."""
+
+    async def work() -> None:
+        client = EngineClient(addresses)
+        client.bind()
+        try:
+            await asyncio.to_thread(engine.die, "no such model")
+            await client.wait_ready(TIMEOUT_S)
+        finally:
+            client.close()
+
+    with FakeEngine(addresses, is_ready=False) as engine:
+        with pytest.raises(EngineDeadError, match="no such model"):
+            run_once(work())
+
+
+def test_mark_dead_from_another_thread_wakes_readers(
+    addresses: ClientAddresses, run: Callable[[Any], Any]
+) -> None:
+    """Whoever watches the processes does so in a thread."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            stream = client.stream(make_request())
+            await asyncio.to_thread(client.mark_dead, 0, "killed by SIGKILL")
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                async for _ in stream:
+                    pass
+
+    with FakeEngine(addresses, endless_answer):
+        run(work())
+
+
+def test_silent_core_is_a_hung_core(
+    addresses: ClientAddresses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No heartbeat: pending calls fail, and the log says so once, with where it was."""
+
+    async def work() -> None:
+        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+            engine.is_paused = True
+            stream = client.stream(make_request())
+            await until(lambda: engine.running and client.engines[0].heartbeat)
+            engine.is_silent = True
+            with pytest.raises(EngineDeadError, match="no heartbeat"):
+                await anext(stream)
+            assert client.engines[0].state == "hung"
+
+    with FakeEngine(addresses) as engine:
+        run_once(work())
+    causes = [r.message for r in caplog.records if "first cause:" in r.message]
+    assert len(causes) == 1
+    assert "EXECUTE" in causes[0]
+
+
+def test_step_that_takes_too_long_is_a_hung_core(addresses: ClientAddresses) -> None:
+    """Heartbeats go on, but say that the step does not end."""
+
+    async def work() -> None:
+        async with connected(addresses, heartbeat_timeout_s=2.0, step_timeout_s=300.0) as client:
+            engine.heartbeat_age_ms = 301_000
+            await until(lambda: client.death)
+            assert client.death is not None
+            assert "no progress" in client.death.cause
+
+    with FakeEngine(addresses) as engine:
+        run_once(work())
+
+
+def test_core_that_beats_is_not_hung(addresses: ClientAddresses) -> None:
+    """Four times the limit pass without a request, and nothing happens."""
+
+    async def work() -> None:
+        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+            first = client.engines[0].last_seen
+            await until(lambda: client.engines[0].last_seen > first + 1.6)
+            assert client.death is None
+
+    with FakeEngine(addresses):
+        run_once(work())
+
+
+def test_own_pause_is_not_the_cores_fault(addresses: ClientAddresses) -> None:
+    """A process that was stopped itself looks at its mail before it calls anybody dead."""
+
+    async def work() -> None:
+        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+            time.sleep(1.0)  # noqa: ASYNC251  # the whole loop stands still: that is the point
+            await until(
+                lambda: client.engines[0].last_seen > asyncio.get_running_loop().time() - 0.1
+            )
+            assert client.death is None
+
+    with FakeEngine(addresses):
+        run_once(work())
+
+
+def test_unreachable_core_fails_the_request_and_then_is_dead(addresses: ClientAddresses) -> None:
+    """A send that cannot be routed means that the rank is down, if nobody else says why first."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            await asyncio.to_thread(engine.vanish)
+
+            def is_refused() -> bool:
+                try:
+                    client.stream(make_request(str(time.monotonic())))
+                except EngineDeadError:
+                    return True
+                return False
+
+            await until(is_refused)
+            await until(lambda: client.death)
+            assert client.death is not None
+            assert client.death.cause == "its connection is gone"
+
+    with FakeEngine(addresses) as engine:
+        run_once(work())
+
+
+def test_core_that_differs_is_refused_with_the_difference(addresses: ClientAddresses) -> None:
+    """Two ranks with different packages would answer differently."""
+    other = msgspec.structs.replace(FINGERPRINT, packages={"torch": "2.12"})
+
+    async def work() -> None:
+        async with connected(addresses, num_engines=2):
+            pass
+
+    with FakeEngine(addresses), FakeEngine(addresses, index=1, fingerprint=other):
+        with pytest.raises(ConfigError, match=r"differs from engine core .: package torch: 2\.1"):
+            run_once(work())
+
+
+def test_differences_name_what_and_both_values() -> None:
+    """Each field, and each package that is only on one side."""
+    ours = msgspec.structs.replace(FINGERPRINT, packages={"a": "1", "b": "1"}, code="x")
+    theirs = msgspec.structs.replace(FINGERPRINT, packages={"b": "2"}, code="y")
+
+    assert differences(ours, theirs) == [
+        "code: y, not x",
+        "package a: None, not 1",
+        "package b: 2, not 1",
+    ]
+
+
+def test_missing_core_is_named_at_the_deadline(addresses: ClientAddresses) -> None:
+    """One of two says READY: the error says which did not."""
+
+    async def work() -> None:
+        client = EngineClient(addresses, 2)
+        client.bind()
+        try:
+            await client.wait_ready(0.3)
+        finally:
+            client.close()
+
+    with FakeEngine(addresses):
+        with pytest.raises(EngineDeadError, match=r"no READY .* engine cores \[1\]"):
+            run_once(work())
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_stale_epoch_is_counted_and_dropped(addresses: ClientAddresses, epoch: int) -> None:
+    """Outputs of another incarnation than the one that said READY reach nobody."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            with contextlib.closing(Pusher(addresses)) as pusher:
+                pusher.send(OutputType.OUTPUTS, EngineCoreOutputs(0, epoch))
+                await until(lambda: client.num_stale_messages == 1)
+            assert client.death is None
+
+    with FakeEngine(addresses, epoch=1):
+        run_once(work())
+
+
+class Pusher:
+    """A peer on the output wire that says what it likes."""
+
+    def __init__(self, addresses: ClientAddresses) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.connect(addresses.output)
+
+    def send(self, kind: OutputType, message: object) -> None:
+        self._socket.send_multipart([kind.value, *Encoder().encode(message)])
+
+    def send_raw(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+BAD_MESSAGES: list[tuple[bytes, ...]] = [
+    (b"",),
+    (b"\x09", b"\x90"),
+    (b"\x00",),
+    (b"\x00", b"\xc1"),
+    (b"\x00", b"\x90"),
+    (b"\x00", b"\x93\x05\x00\x90"),  # rank 5 of 1
+    (b"\x00", b"\x93\x00\x00\x90", b"an array that nobody mentions"),
+    (b"\x01", b"\x91\x00"),
+    (b"\x02", b"\x94\xa1x\x07\x00\xa1c"),
+    (b"\x00", b"\x91" * 5000),
+]
+
+
+def test_bad_messages_are_counted_and_dropped(addresses: ClientAddresses) -> None:
+    """Whatever arrives on the output wire, the client goes on."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            with contextlib.closing(Pusher(addresses)) as pusher:
+                for frames in BAD_MESSAGES:
+                    pusher.send_raw(*frames)
+                await until(lambda: client.num_bad_messages == len(BAD_MESSAGES))
+            stream = client.stream(make_request())
+            assert [o.finish_reason async for o in stream][-1] is FinishReason.STOP
+
+    with FakeEngine(addresses):
+        run_once(work())
+
+
+def test_utility_calls_answer_per_engine(addresses: ClientAddresses) -> None:
+    """On all engine cores, or on one."""
+
+    async def work() -> tuple[list[Any], list[Any]]:
+        async with connected(addresses, num_engines=2) as client:
+            everywhere = await client.utility("reset_prefix_cache")
+            return everywhere, await client.utility("statistics", engine_index=1)
+
+    with FakeEngine(addresses), FakeEngine(addresses, index=1) as second:
+        everywhere, one = run_once(work())
+        assert everywhere == [True, True]
+        assert one[0].scheduler.num_running == 0
+        assert [call.method for call in second.calls] == ["reset_prefix_cache", "statistics"]
+
+
+def test_unknown_utility_method_is_not_sent(addresses: ClientAddresses) -> None:
+    """The allow-list holds on this side too."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            await client.utility("__init__")
+
+    with FakeEngine(addresses) as engine:
+        with pytest.raises(WireError, match="no utility method"):
+            run_once(work())
+        assert engine.calls == []
+
+
+def test_utility_call_without_an_answer_times_out(addresses: ClientAddresses) -> None:
+    """And leaves no pending call behind."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            engine.answers_calls = False
+            with pytest.raises(UnavailableError, match="no answer"):
+                await client.utility("statistics", timeout_s=0.1)
+            assert client._calls == {}
+
+    with FakeEngine(addresses) as engine:
+        run_once(work())
+
+
+def test_requests_are_spread_over_ranks(addresses: ClientAddresses) -> None:
+    """Or go where they ask to; a rank that does not exist is the caller's mistake."""
+
+    async def work() -> None:
+        async with connected(addresses, num_engines=2) as client:
+            first.is_paused = second.is_paused = True
+            for i in range(4):
+                client.stream(make_request(f"r{i}"))
+            client.stream(make_request("to-1", data_parallel_rank=1))
+            with pytest.raises(InvalidRequestError, match="from 0 to 1"):
+                client.stream(make_request("to-2", data_parallel_rank=2))
+            await until(lambda: len(first.running) + len(second.running) == 5)
+
+    with FakeEngine(addresses) as first, FakeEngine(addresses, index=1) as second:
+        run_once(work())
+        assert len(first.received) == 2
+        assert [r.request_id for r in second.received][-1] == "to-1"
+
+
+def test_closing_the_client_fails_what_is_pending(addresses: ClientAddresses) -> None:
+    """Nobody is left waiting; closing twice is harmless."""
+
+    async def work() -> None:
+        async with connected(addresses) as client:
+            stream = client.stream(make_request())
+            client.close()
+            client.close()
+            with pytest.raises(UnavailableError):
+                async for _ in stream:
+                    pass
+
+    with FakeEngine(addresses, endless_answer):
+        run_once(work())
