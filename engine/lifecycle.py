@@ -46,33 +46,36 @@ def die_with_parent(*, at_once: bool) -> None:
         if os.getppid() != parent.pid:  # it died before the call above
             os._exit(1)
     threading.Thread(
-        target=_watch, args=(parent.sentinel, parent.pid), name="parent-watch", daemon=True
+        target=_watch,
+        args=(parent.sentinel, parent.pid, not at_once),
+        name="parent-watch",
+        daemon=True,
     ).start()
 
 
-def _watch(sentinel: int, parent_pid: int | None) -> None:
+def _watch(sentinel: int, parent_pid: int | None, is_first_to_know: bool) -> None:
     connection.wait([sentinel])
-    logger.error("first cause: parent process pid=%s is gone; ending with it", parent_pid)
+    # The parent of a worker is an engine core, which has a parent that logs its death.
+    level, prefix = (logging.ERROR, "first cause: ") if is_first_to_know else (logging.INFO, "")
+    logger.log(level, "%sparent process pid=%s is gone; ending with it", prefix, parent_pid)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class StopFlag:
-    """Set by the first signal. `count` says how many came: a second one means at once."""
+    """Set by the first signal. `count` says how many came: a second one means at once.
+
+    To be looked at, not waited for: a handler must not take a lock that the main thread may hold.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
         self.count = 0
 
     @property
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self.count > 0
 
     def set(self) -> None:
         self.count += 1
-        self._event.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return self._event.wait(timeout_s)
 
 
 @contextlib.contextmanager
