@@ -138,7 +138,7 @@ class ExecutorConfig:
     attention_backend: str | None = None
     """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
 
-    start_method: Literal["spawn", "fork", "forkserver"] = "spawn"
+    start_method: Literal["spawn", "fork"] = "spawn"
     """How worker processes start (`RAYWIRE_WORKER_MULTIPROC_METHOD`). Fork is quick but unsafe in a
     process that has used CUDA, ZeroMQ or threads, as an engine core has."""
 
