@@ -215,7 +215,11 @@ class MultiprocExecutor:
 
     def _end_processes(self) -> None:
         timeout_s = _CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S
-        lifecycle.end_processes([worker.process for worker in self._workers], timeout_s)
+        processes = [worker.process for worker in self._workers]
+        lifecycle.end_processes(processes, timeout_s)
+        for ended in processes:
+            with contextlib.suppress(ValueError):  # not even SIGKILL has ended it
+                ended.close()
 
     # ------------------------------------------------------------------ calls
 

@@ -343,7 +343,7 @@ class RingReader:
             self._writer_bell.ring()
 
     def _take(self, start: int) -> Sequence[Buffer]:
-        sequence, num_frames, num_bytes = _HEADER.unpack(self._bytes[start : start + _HEADER.size])
+        sequence, num_frames, num_bytes = _HEADER.unpack_from(self._bytes, start)
         if sequence != self.num_read:
             raise WireError(f"message {sequence} in the chunk where {self.num_read} is due")
         if not _HEADER.size <= num_bytes <= self._layout.chunk_bytes:
@@ -355,7 +355,7 @@ class RingReader:
         return _split(self._bytes[start : start + num_bytes], num_frames)
 
 
-@functools.cache
+@functools.lru_cache
 def _head(num_frames: int) -> struct.Struct:
     """The header and the lengths of so many frames."""
     return struct.Struct(f"{_HEADER.format}{num_frames}I")
@@ -376,7 +376,7 @@ def _split(message: bytes, num_frames: int) -> list[Buffer]:
     """Return a message's frames, as views of it."""
     if num_frames > (len(message) - _HEADER.size) // 4:
         raise WireError(f"{num_frames} frames in {len(message)} bytes")
-    lengths = struct.unpack_from(f"<{num_frames}I", message, _HEADER.size)
+    _, _, _, *lengths = _head(num_frames).unpack_from(message)
     offsets, end = _place(lengths)
     if end != len(message):
         raise WireError(f"frames of {end} bytes in a message of {len(message)}")
