@@ -1,0 +1,388 @@
+"""The executor with real worker processes, in which a fake worker stands for the model."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+import pytest
+
+from engine.config import ExecutorConfig
+from engine.errors import ConfigError, ExecutorError, RequestFailedError
+from engine.sampling_params import SamplingParams
+from engine.step import KVCacheSpec, NewRequest, SchedulerOutput
+from tests.helpers import ring_processes
+from tests.helpers.fake_worker import FakeWorkers, Fault, make_config, make_plan
+from workers.executor import MultiprocExecutor
+
+SPEC = KVCacheSpec(
+    num_blocks=8, block_size=16, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64
+)
+
+
+@dataclass
+class Started:
+    """An executor, and what it told its engine core about failures."""
+
+    executor: MultiprocExecutor
+    causes: list[str]
+    has_failed: threading.Event
+
+    def workers(self) -> list[psutil.Process]:
+        """Worker processes by rank."""
+        return [psutil.Process(stats.pid) for stats in self.executor.statistics()]
+
+
+@contextlib.contextmanager
+def start(
+    folder: Path,
+    *faults: Fault,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    output_bytes: int = 0,
+    causes: list[str] | None = None,
+    **settings: float,
+) -> Iterator[Started]:
+    causes = [] if causes is None else causes
+    has_failed = threading.Event()
+
+    def on_failure(cause: str) -> None:
+        causes.append(cause)
+        has_failed.set()
+
+    config = make_config(
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        executor=ExecutorConfig(
+            ring_chunk_bytes=1 << 20,
+            rpc_base_path=str(folder),
+            **settings,  # type: ignore[arg-type]
+        ),
+    )
+    executor = MultiprocExecutor(config, on_failure, FakeWorkers(faults, output_bytes))
+    with contextlib.closing(executor):
+        yield Started(executor, causes, has_failed)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A short path for socket folders; empty again after each test."""
+    path = tmp_path_factory.mktemp("rpc")
+    yield path
+    assert list(path.iterdir()) == []
+
+
+def first_causes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.message
+        for record in caplog.records
+        if record.levelno == logging.ERROR and "first cause:" in record.message
+    ]
+
+
+# ------------------------------------------------------------------------ working
+
+
+def test_every_rank_executes_and_one_replies(folder: Path) -> None:
+    """Two tensor ranks: reports and statistics come from both, a step's output from one."""
+    with start(folder, tensor_parallel_size=2) as started:
+        executor = started.executor
+        assert [report.rank for report in executor.load()] == [0, 1]
+        executor.initialize_kv_cache(SPEC)
+        output = executor.execute(make_plan(1, "a", "b")).result()
+        assert output.request_ids == ["a", "b"]
+        assert output.sampled_token_ids.tolist() == [1, 1]
+        assert [stats.num_steps for stats in executor.statistics()] == [1, 1]
+
+
+def test_last_pipeline_stage_replies(folder: Path) -> None:
+    """Two stages: the output rank is the last stage's first."""
+    with start(folder, pipeline_parallel_size=2) as started:
+        started.executor.load()
+        assert started.executor.execute(make_plan(5)).result().step == 5
+
+
+def test_workers_are_processes_with_their_titles(folder: Path) -> None:
+    """As `ps` shows them."""
+    with start(folder, tensor_parallel_size=2) as started:
+        titles = [worker.cmdline()[0] for worker in started.workers()]
+        assert titles == ["RAYWIRE::Worker_DP0_PP0_TP0", "RAYWIRE::Worker_DP0_PP0_TP1"]
+
+
+def test_steps_in_flight_come_back_in_order(folder: Path) -> None:
+    """More steps than the ring has chunks, all before the first result is taken."""
+    with start(folder, tensor_parallel_size=2) as started:
+        futures = [started.executor.execute(make_plan(step)) for step in range(30)]
+        assert [future.result().step for future in futures] == list(range(30))
+
+
+def test_messages_larger_than_a_chunk_travel_both_ways(folder: Path) -> None:
+    """A prompt of 2 MiB and an output of 3 MiB, with chunks of 1 MiB, among small steps."""
+    request = NewRequest(
+        request_id="a",
+        token_ids=np.arange(1 << 19, dtype="<u4"),
+        num_prompt_tokens=1 << 19,
+        num_computed_tokens=0,
+        block_ids=[],
+        sampling_params=SamplingParams(),
+    )
+    with start(folder, tensor_parallel_size=2, output_bytes=3 << 20) as started:
+        futures = [
+            started.executor.execute(
+                SchedulerOutput(step, {"a": 1}, new_requests=[request] * (step % 2))
+            )
+            for step in range(6)
+        ]
+        outputs = [future.result() for future in futures]
+        assert [output.sampled_token_ids.nbytes for output in outputs] == [3 << 20] * 6
+        assert [int(output.sampled_token_ids[-1]) for output in outputs] == list(range(6))
+
+
+def test_profiler_that_does_not_work_is_no_failure(folder: Path, tmp_path: Path) -> None:
+    """The caller hears why, and the workers go on."""
+    with start(folder, tensor_parallel_size=2) as started:
+        with pytest.raises(RequestFailedError, match="No such file or directory"):
+            started.executor.profile(True, "/does/not/exist")
+        started.executor.profile(True, str(tmp_path))
+        assert {path.name for path in tmp_path.iterdir()} == {"trace-0", "trace-1"}
+        assert not started.causes
+
+
+def test_idle_workers_use_no_cpu(folder: Path) -> None:
+    """Parked means asleep: under 2% of a core for both workers together."""
+    with start(folder, tensor_parallel_size=2) as started:
+        workers = started.workers()
+        before_s = sum(sum(worker.cpu_times()[:2]) for worker in workers)
+        assert not started.has_failed.wait(1.0)
+        assert sum(sum(worker.cpu_times()[:2]) for worker in workers) - before_s <= 0.02
+
+
+# ------------------------------------------------------------------------ failing
+
+
+def test_failure_on_a_rank_that_does_not_reply_is_reported(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 raises in a step that rank 0 answers: rank, call and error, once, with its
+    traceback in the log."""
+    fault = Fault(1, "execute_model", "raise", step=3)
+    with start(folder, fault, tensor_parallel_size=2) as started:
+        started.executor.execute(make_plan(3))
+        assert started.has_failed.wait(10)
+        with pytest.raises(ExecutorError) as caught:
+            started.executor.execute(make_plan(4)).result()
+    assert "worker DP0_PP0_TP1 pid=" in caught.value.cause
+    assert caught.value.cause.endswith("failed in execute_model step 3: ValueError: boom on rank 1")
+    assert started.causes == [caught.value.cause]
+    (line,) = first_causes(caplog)
+    assert 'raise ValueError(f"boom on rank' in line
+
+
+def test_killed_worker_fails_the_step_under_way(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGKILL in the middle of a step: the future fails at once, with rank, pid, signal and
+    step."""
+    fault = Fault(0, "execute_model", "kill", step=17)
+    with start(folder, fault, tensor_parallel_size=2) as started:
+        pids = [worker.pid for worker in started.workers()]
+        began_s = time.monotonic()
+        with pytest.raises(ExecutorError) as caught:
+            started.executor.execute(make_plan(17)).result()
+        assert time.monotonic() - began_s < 2
+        assert started.has_failed.wait(10)
+    expected = f"worker DP0_PP0_TP0 pid={pids[0]} killed by SIGKILL during execute_model step 17"
+    assert caught.value.cause == expected
+    assert started.causes == [expected]
+    assert first_causes(caplog) == [f"first cause: {expected}"]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_worker_killed_while_idle_is_noticed(folder: Path) -> None:
+    """Nobody waits for it, and still the engine core hears of it at once."""
+    with start(folder, tensor_parallel_size=2) as started:
+        worker = started.workers()[1]
+        worker.kill()
+        assert started.has_failed.wait(2)
+        (cause,) = started.causes
+        assert cause == f"worker DP0_PP0_TP1 pid={worker.pid} killed by SIGKILL after statistics"
+        with pytest.raises(ExecutorError, match="killed by SIGKILL"):
+            started.executor.statistics()
+
+
+def test_worker_that_exits_is_a_failure(folder: Path) -> None:
+    """Also without a signal or a report."""
+    with start(folder, Fault(0, "load", "exit")) as started:
+        with pytest.raises(ExecutorError, match="ended with exit code 3 during load"):
+            started.executor.load()
+
+
+def test_step_without_a_reply_in_time_has_failed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 hangs in step 1. Rank 0 answers that, and step 2 comes to the end of its time: the
+    cause names who owes the reply, and who has not even read the call."""
+    fault = Fault(1, "execute_model", "hang", step=1)
+    with start(folder, fault, tensor_parallel_size=2, execute_timeout_s=1.0) as started:
+        pids = [worker.pid for worker in started.workers()]
+        started.executor.execute(make_plan(1)).result()
+        with pytest.raises(ExecutorError) as caught:
+            started.executor.statistics()
+        assert "statistics has no reply in" in caught.value.cause
+        assert f"due from worker DP0_PP0_TP1 pid={pids[1]}" in caught.value.cause
+        assert f"not yet read by worker DP0_PP0_TP1 pid={pids[1]}" in caught.value.cause
+    assert len(first_causes(caplog)) == 1
+
+
+def test_ring_that_stays_full_is_a_failure(folder: Path) -> None:
+    """A worker that reads no more: once the ring is full the next step fails in time, not never."""
+    fault = Fault(1, "execute_model", "hang", step=0)
+    with start(folder, fault, tensor_parallel_size=2, execute_timeout_s=1.0) as started:
+        futures = [started.executor.execute(make_plan(step)) for step in range(12)]
+        with pytest.raises(ExecutorError, match=r"no free chunk .* is not read by worker .*_TP1"):
+            futures[-1].result()
+
+
+def test_worker_stopped_for_a_moment_fails_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGSTOP for less than the timeout: a warning per interval, not per step, and all steps."""
+    with start(folder, tensor_parallel_size=2, ring_warning_interval_s=0.5) as started:
+        worker = started.workers()[0]
+        worker.suspend()
+        futures = [started.executor.execute(make_plan(step)) for step in range(5)]
+        while "has no reply yet" not in caplog.text:
+            assert not started.has_failed.wait(0.01)
+        worker.resume()
+        assert [future.result().step for future in futures] == list(range(5))
+    (warning,) = [message for message in caplog.messages if "no reply yet" in message]
+    assert "execute_model step 0 has no reply yet in 1 s: due from worker DP0_PP0_TP0" in warning
+
+
+# ------------------------------------------------------------------------ starting
+
+
+def start_until_ready(folder: Path, fault: Fault, causes: list[str]) -> None:
+    with start(folder, fault, tensor_parallel_size=2, causes=causes) as started:
+        started.executor.load()
+        started.executor.initialize_kv_cache(SPEC)
+
+
+@pytest.mark.parametrize("method", ["start", "load", "initialize_kv_cache"])
+def test_config_error_travels_up_as_its_message(
+    folder: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    """A worker that refuses the settings: the same one line comes out here, and nothing failed."""
+    causes: list[str] = []
+    with pytest.raises(ConfigError) as caught:
+        start_until_ready(folder, Fault(1, method, "config"), causes)
+    assert str(caught.value) == "unknown architecture 'Foo'; try another model"
+    assert causes == []
+    assert first_causes(caplog) == []
+
+
+def test_load_that_takes_too_long_names_who_is_missing(folder: Path) -> None:
+    """One rank has loaded, the other one never does."""
+    fault = Fault(1, "load", "hang")
+    with start(folder, fault, tensor_parallel_size=2, start_timeout_s=3.0) as started:
+        with pytest.raises(ExecutorError) as caught:
+            started.executor.load()
+    assert "load has no reply in" in caught.value.cause
+    assert "due from worker DP0_PP0_TP1" in caught.value.cause
+    assert "TP0" not in caught.value.cause
+
+
+def test_too_many_workers_for_a_ring_are_refused(folder: Path) -> None:
+    """Before anything starts, with the limit."""
+    with pytest.raises(ConfigError, match=r"17 workers .* at most 16 readers"):
+        with start(folder, tensor_parallel_size=17):
+            pass
+
+
+def test_the_engine_cores_side_imports_no_torch() -> None:
+    """Importing the executor, and so the worker's entry file, leaves torch alone."""
+    code = "import sys, workers.executor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# ------------------------------------------------------------------------ ending
+
+
+def open_files() -> set[str]:
+    """What this process has open."""
+    links = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+    return links
+
+
+@pytest.mark.parametrize("is_failing", [False, True], ids=["in order", "after a failure"])
+def test_closing_leaves_nothing(folder: Path, is_failing: bool) -> None:
+    """No process, thread, descriptor, socket file or shared memory; and it may be closed twice."""
+    with start(folder):
+        pass  # what is opened once and kept: the resource tracker's pipe
+    files, threads, shm = open_files(), threading.enumerate(), os.listdir("/dev/shm")
+    with start(folder, tensor_parallel_size=2) as started:
+        assert list(folder.iterdir()) == []
+        workers = started.workers()
+        if is_failing:
+            workers[0].kill()
+            assert started.has_failed.wait(10)
+        started.executor.close()
+        assert not any(worker.is_running() for worker in workers)
+    assert open_files() <= files
+    assert threading.enumerate() == threads
+    assert os.listdir("/dev/shm") == shm
+
+
+def test_closing_does_not_wait_for_workers_that_hang(folder: Path) -> None:
+    """After a failure the others may be stuck in a collective: they are killed soon."""
+    faults = Fault(0, "execute_model", "raise"), Fault(1, "execute_model", "hang")
+    with start(folder, *faults, tensor_parallel_size=2) as started:
+        workers = started.workers()
+        with pytest.raises(ExecutorError):
+            started.executor.execute(make_plan(0)).result()
+        began_s = time.monotonic()
+        started.executor.close()
+        assert time.monotonic() - began_s < 3
+        assert not any(worker.is_running() for worker in workers)
+
+
+def run_core(pipe: Connection, folder: str, start_method: Literal["spawn", "fork"]) -> None:
+    """An engine core that loads its workers and is killed then."""
+    config = make_config(
+        tensor_parallel_size=2,
+        executor=ExecutorConfig(
+            ring_chunk_bytes=1 << 20, rpc_base_path=folder, start_method=start_method
+        ),
+    )
+    executor = MultiprocExecutor(config, lambda cause: None, FakeWorkers())
+    executor.load()
+    pipe.send([stats.pid for stats in executor.statistics()])
+    executor.execute(make_plan(0)).result()
+    pipe.recv()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_killed_engine_core_leaves_nothing(folder: Path, start_method: str) -> None:
+    """SIGKILL of the parent ends all workers, and no name was left to clean up, whatever the
+    start method."""
+    shm = os.listdir("/dev/shm")
+    with ring_processes.start("core", run_core, str(folder), start_method) as core:
+        workers = [psutil.Process(pid) for pid in core.hear()]
+        os.kill(core.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(workers, timeout=5)
+        assert alive == []
+    assert os.listdir("/dev/shm") == shm
