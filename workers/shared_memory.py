@@ -53,7 +53,7 @@ class SharedMemory:
     """Bytes that several processes see; zero at first."""
 
     def __init__(self, file: NamelessFile, num_bytes: int) -> None:
-        self._file = file
+        self.file = file
         self._num_bytes = num_bytes
         self.bytes = mmap.mmap(file.fd, num_bytes)
 
@@ -81,10 +81,10 @@ class SharedMemory:
 
     def close(self) -> None:
         self.bytes.close()
-        self._file.close()
+        self.file.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (SharedMemory, (self._file, self._num_bytes))
+        return (SharedMemory, (self.file, self._num_bytes))
 
 
 def has_memfd() -> bool:
