@@ -1,0 +1,162 @@
+"""How our processes start and end, with real processes and real signals."""
+
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+
+from engine.lifecycle import (
+    StopFlag,
+    describe_exit,
+    end_processes,
+    interrupted_by,
+    stop_on_signals,
+)
+
+USR1 = signal.SIGUSR1
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop() -> None:
+    raise Stopped
+
+
+# ----------------------------------------------------------------------------------- own signals
+
+
+def kill_later(signum: signal.Signals, delay_s: float = 0.05) -> threading.Timer:
+    timer = threading.Timer(delay_s, os.kill, (os.getpid(), signum))
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: queue.SimpleQueue[int]().get(timeout=20.0),
+        lambda: threading.Event().wait(20.0),
+        lambda: time.sleep(20.0),
+    ],
+    ids=["queue", "event", "sleep"],
+)
+def test_a_signal_interrupts_what_blocks_the_main_thread(block: Callable[[], object]) -> None:
+    """At once, and once: the signal is ignored afterwards."""
+    timer = kill_later(USR1)
+    began = time.monotonic()
+    with pytest.raises(Stopped), interrupted_by(USR1, stop):
+        block()
+    timer.join()
+
+    assert time.monotonic() - began < 5.0
+    os.kill(os.getpid(), USR1)
+
+
+def test_no_signal_is_lost_in_the_instant_before_a_sleep() -> None:
+    """Fifty signals, each sent when another thread has just taken the interpreter lock from us."""
+
+    def be_signalled_and_sleep() -> None:
+        ready = threading.Event()
+
+        def kill() -> None:
+            ready.wait()
+            os.kill(os.getpid(), USR1)
+
+        threading.Thread(target=kill).start()
+        with interrupted_by(USR1, stop):
+            ready.set()
+            queue.SimpleQueue[int]().get(timeout=20.0)
+
+    for _ in range(50):
+        with pytest.raises(Stopped):
+            be_signalled_and_sleep()
+
+
+def test_the_stop_flag_counts_signals() -> None:
+    """The second one means at once; handlers are as before after the block."""
+    before = signal.getsignal(USR1)
+    with stop_on_signals(USR1) as flag:
+        counts = [flag.count]
+        for _ in range(2):
+            os.kill(os.getpid(), USR1)
+            counts.append(flag.count)
+
+    assert counts == [0, 1, 2]
+    assert flag.is_set
+    assert not StopFlag().is_set
+    assert signal.getsignal(USR1) is before
+
+
+# -------------------------------------------------------------------------------------- children
+
+
+def sleep_stubbornly(started: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    started.send_bytes(b"x")
+    time.sleep(600)
+
+
+def sleep_obediently(started: Connection) -> None:
+    started.send_bytes(b"x")
+    time.sleep(600)
+
+
+def test_processes_are_asked_then_killed() -> None:
+    """SIGTERM ends the one that heeds it; SIGKILL the other; both are gone on return."""
+    reader, writer = SPAWN.Pipe(duplex=False)
+    children = [
+        SPAWN.Process(target=target, args=(writer,))
+        for target in (sleep_obediently, sleep_stubbornly)
+    ]
+    for child in children:
+        child.start()
+    for _ in children:
+        reader.recv_bytes()
+
+    end_processes([*children, SPAWN.Process()], timeout_s=0.2)
+
+    assert [child.exitcode for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_child_dies_with_its_killed_parent(at_once: bool) -> None:
+    """Within 5 s, while it sleeps; the watching thread logs the first cause where it has time."""
+    command = [sys.executable, "-m", "tests.helpers.parent_of_sleeper", str(at_once)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        child.wait(timeout=5.0)
+        log = parent.stderr.read()
+
+    assert log.count("first cause: parent process") == (0 if at_once else 1)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (None, "still running"),
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "killed by SIGKILL"),
+        (-250, "killed by signal 250"),
+    ],
+)
+def test_exit_codes_read_well(exit_code: int | None, words: str) -> None:
+    """As an operator would say it."""
+    assert describe_exit(exit_code) == words

@@ -1,0 +1,145 @@
+"""Sockets as we make them: private, bounded in size, never guessing a port."""
+
+import socket as net
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import zmq
+
+from engine.errors import ConfigError
+from engine.sockets import (
+    MAX_MESSAGE_BYTES,
+    bind_ipc,
+    bind_tcp,
+    make_ipc_directory,
+    make_socket,
+)
+from tests.helpers.api_peer import socket_folder
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with zmq.Context() as made:
+        yield made
+
+
+def test_the_folder_of_ipc_sockets_is_private_and_random() -> None:
+    """Nobody but the owner can look into it, and nobody can guess its name."""
+    with socket_folder() as base:
+        first, second = make_ipc_directory(str(base)), make_ipc_directory(str(base))
+
+        assert stat.S_IMODE(first.stat().st_mode) == 0o700
+        assert first != second
+
+
+def test_a_folder_too_deep_for_socket_files_is_refused(tmp_path: Path) -> None:
+    """A Unix socket's path is short; the error says which setting to change."""
+    with pytest.raises(ConfigError, match="RAYWIRE_RPC_BASE_PATH to a shorter one"):
+        make_ipc_directory(str(tmp_path / ("x" * 90)))
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    """The operating system's reason is in the message."""
+    with socket_folder() as base, pytest.raises(ConfigError, match="No such file"):
+        make_ipc_directory(str(base / "missing"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_tcp_binds_one_address_and_a_port_of_the_kernels_choice(
+    context: Context, host: str
+) -> None:
+    """Bind, then publish: the address that comes back works, and only on that host."""
+    if host == "::1" and not _has_ipv6():
+        pytest.skip("no IPv6 on this machine: bind_tcp on ::1 stays unproved")
+    pull, push = make_socket(context, zmq.PULL), make_socket(context, zmq.PUSH)
+    with pull, push:
+        address = bind_tcp(pull, host)
+        push.setsockopt(zmq.IPV6, 1)
+        push.connect(address)
+        push.send(b"hello")
+
+        assert host in address
+        assert not address.endswith(":0")
+        assert pull.poll(10_000)
+        assert pull.recv() == b"hello"
+
+
+def test_oversize_frames_are_refused_before_they_are_read(context: Context) -> None:
+    """ZeroMQ drops the peer at the length prefix: our limit is set on every socket."""
+    for kind in (zmq.ROUTER, zmq.DEALER, zmq.PUSH, zmq.PULL):
+        with make_socket(context, kind) as made:
+            assert made.getsockopt(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+            assert made.getsockopt(zmq.LINGER) == 0
+
+
+def test_a_length_prefix_of_two_gigabytes_costs_the_stranger_its_connection(
+    context: Context,
+) -> None:
+    """The ROUTER goes on serving others."""
+    with make_socket(context, zmq.ROUTER) as router, net.socket() as stranger:
+        address = bind_tcp(router, "127.0.0.1")
+        stranger.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+        stranger.settimeout(10.0)
+        stranger.sendall(GREETING + READY_COMMAND)
+        greeting = b""
+        while b"READY" not in greeting:
+            greeting += stranger.recv(1000)
+        stranger.sendall(b"\x00\x05small")
+        assert router.poll(10_000)
+        assert router.recv_multipart()[1] == b"small"  # it speaks the protocol so far
+        stranger.sendall(b"\x02" + (1 << 31).to_bytes(8, "big"))
+        while stranger.recv(1000):  # until it closes
+            pass
+
+        with make_socket(context, zmq.DEALER, identity=b"friend") as dealer:
+            dealer.connect(address)
+            dealer.send(b"hello")
+            assert router.poll(10_000)
+            assert router.recv_multipart() == [b"friend", b"hello"]
+
+
+# ZMTP 3.0: signature, version, NULL mechanism, as client; then READY as a DEALER.
+GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0" + b"NULL".ljust(20, b"\0") + b"\0" * 32
+READY_COMMAND = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+
+
+def test_a_router_says_who_cannot_be_reached(context: Context) -> None:
+    """An unroutable send raises: the rank is down."""
+    with make_socket(context, zmq.ROUTER) as router, socket_folder() as folder:
+        bind_ipc(router, folder, "router")
+        with pytest.raises(zmq.ZMQError, match="Host unreachable"):
+            router.send_multipart([b"nobody", b"hello"])
+
+
+def test_an_identity_is_never_taken_over(context: Context) -> None:
+    """A second socket of the same identity is turned away while the first is connected."""
+    with (
+        socket_folder() as folder,
+        make_socket(context, zmq.ROUTER) as router,
+        make_socket(context, zmq.DEALER, identity=b"rank 0") as first,
+        make_socket(context, zmq.DEALER, identity=b"rank 0") as second,
+    ):
+        address = bind_ipc(router, folder, "router")
+        first.connect(address)
+        first.send(b"first")
+        assert router.poll(10_000)
+        assert router.recv_multipart() == [b"rank 0", b"first"]
+        second.connect(address)
+        second.send(b"second")
+
+        assert not router.poll(300)
+        router.send_multipart([b"rank 0", b"answer"])
+        assert first.poll(10_000)
+
+
+def _has_ipv6() -> bool:
+    try:
+        with net.create_server(("::1", 0), family=net.AF_INET6):
+            return True
+    except OSError:
+        return False
