@@ -35,6 +35,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         # A generation_config.json may be that of a larger sibling.
         self._eos_token_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
+        self._max_chars = max_model_len * tokenizer.max_token_chars
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
@@ -48,7 +49,14 @@ class InputProcessor:
 
         Raises:
             InvalidRequestError: the text is empty or no valid Unicode.
+            ContextLengthError: the text is too long, however it is cut into tokens.
         """
+        if len(text) > self._max_chars:  # seconds of work for nothing, if it were encoded
+            raise ContextLengthError(
+                f"{param} has {len(text)} characters; this model takes at most"
+                f" {self.max_model_len} tokens, prompt and output together",
+                param,
+            )
         token_ids = self._tokenizer.encode(text, add_special_tokens) if text else []
         if not token_ids:
             raise InvalidRequestError(f"{param} must not be empty", param)

@@ -10,6 +10,7 @@ A special token written out in a text (`</s>`) is encoded as that token, as Auto
 default, in prompts as in the messages of a chat.
 """
 
+import functools
 import json
 import subprocess
 import sys
@@ -160,6 +161,11 @@ class Tokenizer:
                 piece, is_at_start = self.first_token_bytes(token_id), False
             pieces.append(piece)
         return b"".join(pieces).decode("utf-8", "replace")
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest name in the vocabulary: how much text a token can stand for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
