@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -75,6 +76,9 @@ class Job:
     arrived_at: float
     """`time.monotonic()`."""
 
+    num_bytes: int
+    """Length of the request's body."""
+
 
 async def respond(service: Service, request: Request, job: Job) -> Response:
     """Generate, and return the response. Until its first byte, errors are plain HTTP errors.
@@ -87,7 +91,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
     watch = _DisconnectWatch(request.receive, generation.cancel)
     is_streaming = False
     try:
-        prompts = await service.in_thread(job.prepare, service.model)
+        prompts = await service.threads.run(partial(job.prepare, service.model), job.num_bytes)
         generation.launch(service, prompts, job.params, job.arrived_at)
         form = job.make_format(generation, prompts)
         if not job.body.stream:

@@ -32,7 +32,8 @@ class ApiConfig:
     """Largest number of prompts times `n` of one request."""
 
     num_text_threads: int = 2
-    """Threads that tokenize prompts and render templates, off the event loop."""
+    """Threads that tokenize prompts and render templates, off the event loop; long texts have one
+    more."""
 
     access_log: bool = True
     """One line per request; never for probes and metrics."""

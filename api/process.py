@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -25,6 +26,7 @@ from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.service import LoadedModel, Service
+from api.threads import LONG_BYTES
 from api.tokenizer import Tokenizer
 from engine.errors import UnavailableError
 from engine.lifecycle import StopFlag
@@ -161,7 +163,7 @@ async def _load(service: Service, started: "asyncio.Future[Path]") -> None:
     """Get ready: the tokenizer loads while the engine cores do."""
     folder = await started
     (tokenizer, template), ready = await asyncio.gather(
-        asyncio.to_thread(_load_text, service.config, folder),
+        service.threads.run(partial(_load_text, service.config, folder), LONG_BYTES),
         service.client.wait_ready(service.config.start_timeout_s),
     )
     max_model_len = min(each.max_model_len for each in ready)
@@ -206,12 +208,14 @@ async def _drain(service: Service, stop: StopFlag) -> None:
     await _wait_idle(service, timeout_s, is_over)
     if service.num_active:
         logger.warning("cutting requests that still run num_requests=%d", service.num_active)
-        service.client.fail_all(UnavailableError("the server is shutting down"))
+        service.cut(UnavailableError("the server is shutting down"))
         await _wait_idle(service, _FLUSH_S)
 
 
 async def _linger(service: Service) -> None:
     """After a death: keep answering for a moment, so that everybody gets a straight answer."""
+    assert service.client.death is not None
+    service.cut(service.client.death)
     service.metrics.on_death()
     await asyncio.sleep(service.config.dead_linger_s)
     await _wait_idle(service, _FLUSH_S)

@@ -19,6 +19,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
+"""As in OpenAI's reference; less where the model's length leaves less."""
 
 # --------------------------------------------------------------------------------------- requests
 
@@ -171,11 +172,11 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     def generation_params(self) -> SamplingParams:
         """How to sample, checked."""
-        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         # The engine always makes a token; the route leaves it out.
-        params = self.sampling_params(1 if self.is_prompt_only else max_tokens, self.logprobs)
+        max_tokens = 1 if self.is_prompt_only else self.max_tokens
+        params = self.sampling_params(max_tokens, self.logprobs)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=self.logprobs)
         return params

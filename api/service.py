@@ -3,23 +3,19 @@
 Made by `process`, which moves it through its states; read by the edge and the routes.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.metrics import Metrics
+from api.threads import TextThreads
 from api.tokenizer import Tokenizer
-from engine.errors import NotFoundError
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from engine.errors import NotFoundError, RaywireError
 
 State = Literal["starting", "serving", "draining", "hung", "dead"]
 
@@ -43,11 +39,11 @@ class Service:
         self.config = config
         self.client = client
         self.metrics = Metrics(config.served_model_names[0], len(client.engines))
+        self.threads = TextThreads(config.num_text_threads)
         self.num_active = 0
         """Requests being answered, probes and metrics aside."""
         self._phase: Literal["starting", "serving", "draining"] = "starting"
         self._model: LoadedModel | None = None
-        self._threads = ThreadPoolExecutor(config.num_text_threads, "text")
         client.on_stats = self.metrics.on_stats
         self.metrics.watch(
             "wire_dropped_messages",
@@ -76,8 +72,13 @@ class Service:
         """Take no more requests."""
         self._phase = "draining"
 
+    def cut(self, error: RaywireError) -> None:
+        """End all requests now, in whatever state they are."""
+        self.threads.cut(error)
+        self.client.fail_all(error)
+
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
 
     def check_model_name(self, name: str | None) -> None:
         """Raise NotFoundError unless this is what we serve. Leaving it out means just that."""
@@ -93,8 +94,3 @@ class Service:
             yield
         finally:
             self.num_active -= 1
-
-    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something slow about text off the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))

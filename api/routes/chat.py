@@ -35,14 +35,14 @@ def router(service: Service) -> APIRouter:
         raw = await body.read(request, service.config.max_body_bytes)
         arrived_at = time.monotonic()
         chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
-        job = _check(service, chat, arrived_at, body.ignored_header(ignored))
+        job = _check(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
     return routes
 
 
 def _check(
-    service: Service, chat: ChatBody, arrived_at: float, headers: dict[str, str]
+    service: Service, chat: ChatBody, num_bytes: int, arrived_at: float, headers: dict[str, str]
 ) -> answer.Job:
     """Everything that can be wrong without looking at tokens."""
     service.check_model_name(chat.model)
@@ -78,7 +78,7 @@ def _check(
         name = chat.model or service.config.served_model_names[0]
         return _ChatFormat(answer_id, name, chat, generation, prompts_[0])
 
-    return answer.Job(chat, params, prepare, make_format, headers, arrived_at)
+    return answer.Job(chat, params, prepare, make_format, headers, arrived_at, num_bytes)
 
 
 class _ChatFormat:

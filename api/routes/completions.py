@@ -41,14 +41,18 @@ def router(service: Service) -> APIRouter:
         completion, ignored = body.decode(
             raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
         )
-        job = _check(service, completion, arrived_at, body.ignored_header(ignored))
+        job = _check(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
     return routes
 
 
 def _check(
-    service: Service, completion: CompletionBody, arrived_at: float, headers: dict[str, str]
+    service: Service,
+    completion: CompletionBody,
+    num_bytes: int,
+    arrived_at: float,
+    headers: dict[str, str],
 ) -> answer.Job:
     """Everything that can be wrong without looking at tokens."""
     service.check_model_name(completion.model)
@@ -67,7 +71,7 @@ def _check(
         tokenizer = service.model.tokenizer
         return _CompletionFormat(answer_id, name, completion, generation, prompts_, tokenizer)
 
-    return answer.Job(completion, params, prepare, make_format, headers, arrived_at)
+    return answer.Job(completion, params, prepare, make_format, headers, arrived_at, num_bytes)
 
 
 def _prepare(

@@ -22,7 +22,7 @@ def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {char: byte for byte, char in enumerate(_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
     tokenizer.save(str(folder / "tokenizer.json"))

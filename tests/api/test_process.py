@@ -1,0 +1,300 @@
+"""How an API server starts, drains, ends, and what it never imports."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.errors import ConfigError
+from engine.wire import EngineCoreRequest, FinishReason
+from tests.helpers.fake_engine import endless_answer
+from tests.helpers.http_server import HttpServer, serving, wait_for
+
+
+class Stream:
+    """A streamed completion that is read in the background."""
+
+    def __init__(self, server: HttpServer, **fields: Any) -> None:
+        self.lines: list[str] = []
+        self.status = 0
+        self.headers: httpx.Headers | None = None
+        body = {"prompt": "x", "max_tokens": 900, "stream": True, **fields}
+        self._thread = threading.Thread(target=self._read, args=(server, body), daemon=True)
+        self._thread.start()
+
+    def _read(self, server: HttpServer, body: dict[str, Any]) -> None:
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            self.status, self.headers = response.status_code, response.headers
+            for line in response.iter_lines():
+                if line:
+                    self.lines.append(line)
+
+    def wait_first(self) -> None:
+        wait_for(lambda: self.lines, "the first event")
+
+    def join(self) -> list[str]:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.lines
+
+
+@contextmanager
+def streaming(**options: Any) -> Iterator[tuple[HttpServer, Stream]]:
+    """A server with one endless stream under way."""
+    step_s = options.pop("step_s", 0.002)
+    max_tokens = options.pop("max_tokens", 900)
+    with serving(endless_answer, engine_options={"step_s": step_s}, **options) as server:
+        stream = Stream(server, max_tokens=max_tokens)
+        stream.wait_first()
+        yield server, stream
+
+
+def test_torch_is_not_imported() -> None:
+    """Nor what would import it: importing the whole API server takes well under a second."""
+    code = (
+        "import api.process, api.app, sys; "
+        "print([m for m in ('torch', 'transformers', 'ray', 'workers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_port_answers_while_the_start_is_under_way() -> None:
+    """The model may take minutes; the port says so meanwhile."""
+    may_go_on = threading.Event()
+
+    def slow_start(folder: Path) -> Path:
+        assert may_go_on.wait(20)
+        return folder
+
+    with serving(waits_until_ready=False, start=slow_start) as server:
+        assert server.http.get("/live").status_code == 200
+        assert server.http.get("/ready").status_code == 503
+        may_go_on.set()
+        server.wait_ready()
+
+
+def test_config_error_of_the_start_is_raised() -> None:
+    """Whoever called prints one line; the port is free again."""
+
+    def failing_start(folder: Path) -> Path:
+        raise ConfigError("no such model")
+
+    with serving(waits_until_ready=False, start=failing_start) as server:
+        with pytest.raises(ConfigError, match="no such model"):
+            server.join()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{server.port}/live")
+
+
+def test_broken_tokenizer_is_a_config_error(tmp_path: Path) -> None:
+    """Found at once, although the engine cores may take minutes to say anything."""
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with serving(
+        waits_until_ready=False, start=lambda _: tmp_path, engine_options={"is_ready": False}
+    ) as server:
+        with pytest.raises(ConfigError):
+            server.join()
+
+
+def test_signal_during_the_start_ends_it() -> None:
+    """Whatever the start is waiting for."""
+    with serving(waits_until_ready=False, engine_options={"is_ready": False}) as server:
+        wait_for(lambda: server.http.get("/live").status_code == 200)
+        began = time.monotonic()
+        server.stop.set()
+
+        assert server.join() == 0
+        assert time.monotonic() - began < 2
+
+
+def test_drain_lets_streams_finish_and_refuses_new_requests() -> None:
+    """Readiness goes at once; the stream ends as it would have; the exit code is 0."""
+    with streaming(step_s=0.001, max_tokens=400) as (server, stream):
+        server.stop.set()
+        wait_for(lambda: server.http.get("/ready").status_code == 503)
+
+        refused = server.complete(prompt="x")
+        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        assert refused.headers["retry-after"] == "5"
+        assert server.http.get("/live").status_code == 200
+        assert server.http.get("/health").status_code == 200
+
+        lines = stream.join()
+        assert '"finish_reason":"length"' in lines[-2]
+        assert lines[-1] == "data: [DONE]"
+        assert server.join() == 0
+        assert server.engine.aborted == []
+
+
+def test_drain_without_work_ends_at_once() -> None:
+    """Idle keep-alive connections hold nobody up."""
+    with serving() as server:
+        server.http.get("/health")
+        began = time.monotonic()
+        server.stop.set()
+
+        assert server.join() == 0
+        assert time.monotonic() - began < 2
+
+
+def test_drain_cuts_what_takes_too_long() -> None:
+    """With one error event and no `[DONE]`; the engine hears of it."""
+    with streaming(shutdown_timeout_s=0.1, step_s=0.02) as (server, stream):
+        server.stop.set()
+
+        lines = stream.join()
+        assert '"error":{"message":"the server is shutting down"' in lines[-1]
+        assert sum('"error"' in line for line in lines) == 1
+        assert "data: [DONE]" not in lines
+        assert server.join() == 0
+        assert len(server.engine.aborted) == 1
+
+
+def test_second_signal_ends_a_drain_at_once() -> None:
+    """However long the first one would have let it last."""
+    with streaming(shutdown_timeout_s=600.0, step_s=0.02) as (server, stream):
+        server.stop.set()
+        wait_for(lambda: server.http.get("/ready").status_code == 503)
+        began = time.monotonic()
+        server.stop.set()
+
+        assert "shutting down" in stream.join()[-1]
+        assert server.join() == 0
+        assert time.monotonic() - began < 2.5
+
+
+def test_engine_death_answers_everybody_and_ends_the_server() -> None:
+    """One error event on the stream, a 503 for who waits or comes later, and exit code 1."""
+    with streaming(dead_linger_s=0.5) as (server, stream):
+        server.engine.is_paused = True
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: answers.append(server.complete(prompt="x")))
+        waiting.start()
+        wait_for(lambda: len(server.engine.running) == 2)
+
+        server.engine.die("worker 0 was killed; its secrets are in /tmp/secret")
+
+        lines = stream.join()
+        assert '"code":"engine_dead"' in lines[-1]
+        assert sum('"error"' in line for line in lines) == 1
+        waiting.join(20)
+        late = server.complete(prompt="x")
+        for response in (answers[0], late):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_dead"
+            assert "secret" not in response.text
+        for path in ("/health", "/live", "/ready"):
+            assert server.http.get(path).status_code == 503
+        assert server.http.get("/metrics").status_code == 200
+        assert server.join() == 1
+
+
+def test_hung_engine_is_a_dead_engine() -> None:
+    """No heartbeat: `/live` asks for a restart and nobody waits any longer."""
+    with serving(heartbeat_timeout_s=0.4, dead_linger_s=0.5) as server:
+        server.engine.is_paused = server.engine.is_silent = True
+
+        assert server.complete(prompt="x").json()["error"]["code"] == "engine_dead"
+        live = server.http.get("/live")
+        assert (live.status_code, live.json()["error"]["message"]) == (503, "the server is hung")
+        assert server.join() == 1
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_disconnect_aborts(is_streamed: bool, is_running: bool) -> None:
+    """While tokens come, and while the request is still queued; all n of them."""
+    with serving(endless_answer, engine_options={"step_s": 0.005}) as server:
+        server.engine.is_paused = not is_running
+        body = {"prompt": "x", "max_tokens": 900, "n": 2, "stream": is_streamed}
+        timeout = httpx.Timeout(20, read=0.2)
+        with httpx.Client(base_url=server.http.base_url, timeout=timeout) as client:
+            try:
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    next(response.iter_lines())
+            except httpx.ReadTimeout:
+                pass
+            wait_for(lambda: len(server.engine.received) == 2)
+        wait_for(lambda: len(server.engine.aborted) == 2, "both aborts")
+        server.engine.is_paused = False
+        server.wait_idle()
+        aborted = 'raywire:request_success_total{engine="0",finished_reason="abort",model_name="m"}'
+        wait_for(lambda: server.metric(aborted) == 2)
+        assert server.client.num_in_flight == 0
+
+
+def test_failure_before_the_first_token_is_a_500() -> None:
+    """With the engine's own words, which are made for clients; the server goes on."""
+    with serving(lambda request: [FinishReason.ERROR]) as server:
+        for is_streamed in (False, True):
+            response = server.complete(prompt="x", stream=is_streamed)
+            assert response.status_code == 500
+            assert response.json()["error"] == {
+                "message": "the computed answer says so",
+                "type": "server_error",
+                "param": None,
+                "code": "request_failed",
+            }
+        assert server.http.get("/health").status_code == 200
+
+
+def test_failure_after_the_first_token_is_one_event_and_the_end() -> None:
+    """The headers are out, so the error is the last event."""
+    has_begun = threading.Event()
+
+    def answer(request: EngineCoreRequest) -> Iterator[int | FinishReason]:
+        yield 97
+        has_begun.wait(20)
+        yield FinishReason.ERROR
+
+    with serving(answer) as server:
+        stream = Stream(server)
+        stream.wait_first()
+        has_begun.set()
+
+        first, last = stream.join()
+        assert '"text":"a"' in first
+        assert '"code":"request_failed"' in last
+
+
+def test_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+    """7 MB of text for a model that takes 1000 tokens: 400 at once."""
+    with serving() as server:
+        began = time.monotonic()
+
+        response = server.complete(prompt="lorem ipsum " * (7 << 20 >> 4))
+
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert time.monotonic() - began < 1.0
+
+
+def test_long_prompts_hold_nobody_up() -> None:
+    """Four of them are tokenized for seconds; probes and short prompts are answered meanwhile."""
+    with serving(engine_options={"max_model_len": 10_000_000}) as server:
+        text = "lorem ipsum dolor sit amet " * (1 << 15)
+        with ThreadPoolExecutor(4) as pool:
+            long_ones = [pool.submit(server.complete, prompt=text) for _ in range(4)]
+            slowest, num_answered = 0.0, 0
+            while not any(each.done() for each in long_ones):
+                began = time.monotonic()
+                assert server.http.get("/health").status_code == 200
+                assert server.complete(prompt="short").status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+                num_answered += 1
+            server.stop.set()
+            server.stop.set()  # and nobody waits for the rest of them
+            assert server.join() == 0
+        assert num_answered >= 2
+        assert slowest < 1.0
