@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 MAX_FRAMES = 1024
 """Frames of one message: type, body, and one per large array."""
 
+COPY_BELOW_BYTES = 8192
+"""Copying a smaller frame costs less than keeping ZeroMQ's, which may lie at any address."""
+
 BURST = 64
 """Messages taken from one API server before the others get their turn."""
 
@@ -221,20 +224,11 @@ class InputThread:
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[codec.Buffer]:
-    """Receive one message without waiting: type and body copied, large arrays where they lie.
-
-    Measured (`tests/bench/bench_codec.py`): copying is quicker below some 10 KiB, and frames after
-    the body are rarely smaller.
-    """
-    frames: list[codec.Buffer] = [socket.recv(zmq.NOBLOCK)]
-    while socket.rcvmore:
-        if len(frames) < 2:
-            frames.append(socket.recv())
-        elif len(frames) <= MAX_FRAMES:
-            frames.append(socket.recv(copy=False).buffer)
-        else:
-            socket.recv()
-    return frames
+    """Receive one message without waiting; large arrays stay where ZeroMQ has put them."""
+    return [
+        frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
+        for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    ]
 
 
 def _kind(type_byte: codec.Buffer) -> RequestType:
