@@ -15,6 +15,7 @@ Runs in the engine core, so imports no torch. `process` is the other side.
 
 import contextlib
 import logging
+import math
 import shutil
 import threading
 import time
@@ -96,6 +97,7 @@ class MultiprocExecutor:
         self._pending = PendingCalls()
         self._encoder = Encoder()
         self._decoder = rpc.reply_decoder()
+        self._warned_s = -math.inf
         self._failure: Exception | None = None
         self._failure_lock = threading.Lock()
         self._is_closing = threading.Event()
@@ -230,19 +232,18 @@ class MultiprocExecutor:
     def _send(self, call: rpc.Call, timeout_s: float) -> "Future[Any]":
         """Make a call and return its future. Whatever goes wrong is the future's exception."""
         ranks = range(len(self._workers)) if call.output_rank is None else [call.output_rank]
-        future = self._pending.add(
-            call, self._calls.num_written, ranks, time.monotonic(), timeout_s
-        )
-        if future.done():
-            return future
+        pending = self._pending.add(call, self._calls.num_written, ranks, timeout_s)
+        if pending.future.done():
+            return pending.future
         try:
             frames = self._encoder.encode(call)
-            self._calls.write(frames, rpc.label(call), timeout_s=timeout_s)
+            self._calls.write(frames, pending.label, timeout_s=timeout_s)
+            pending.sent_s = time.monotonic()
         except BrokenPipeError:
             pass  # a worker has ended: the other thread knows, and is about to say why
         except (TimeoutError, WireError) as error:
             self._fail(ExecutorError(str(error)))
-        return future
+        return pending.future
 
     # ------------------------------------------------------------------ the follow thread
 
@@ -285,23 +286,22 @@ class MultiprocExecutor:
 
     def _check_patience(self) -> None:
         """Warn about the call that the workers are at, and give up when its time is over."""
-        call = self._pending.oldest()
-        if call is None:
-            return
-        waited_s = time.monotonic() - call.began_s
+        call, now_s = self._pending.oldest(), time.monotonic()
         interval_s = self._config.executor.ring_warning_interval_s
-        if waited_s > call.timeout_s:
-            self._fail(ExecutorError(f"{call.label} has no reply in {self._waits_for(call)}"))
-        elif waited_s > (call.num_warnings + 1) * interval_s:
-            call.num_warnings += 1
-            logger.warning("%s has no reply yet in %s", call.label, self._waits_for(call))
+        if call is None or now_s - call.sent_s < min(interval_s, call.timeout_s):
+            return
+        facts = f"{call.label} has no reply in {now_s - call.sent_s:.0f} s: {self._waits_for(call)}"
+        if now_s - call.sent_s >= call.timeout_s:
+            self._fail(ExecutorError(facts))
+        elif now_s - self._warned_s >= interval_s:  # not for each of the steps in flight
+            self._warned_s = now_s
+            logger.warning("%s", facts)
 
     def _waits_for(self, call: PendingCall) -> str:
-        waited_s = time.monotonic() - call.began_s
-        missing = ", ".join(self._workers[rank].name for rank in sorted(call.missing))
+        missing = " and ".join(self._workers[rank].name for rank in sorted(call.missing))
         # With tensor parallelism the rank that replies often only waits for one that lags behind.
-        unread = ", ".join(self._calls.unread_by(call.number)) or "nobody"
-        return f"{waited_s:.0f} s: due from {missing}; not yet read by {unread}"
+        unread = " and ".join(self._calls.unread_by(call.number))
+        return f"due from {missing}; {f'not read by {unread}' if unread else 'read by all'}"
 
     def _fail_with_first_cause(self, failures: dict[int, rpc.Failed]) -> None:
         self._is_closing.wait(_SETTLE_S)  # until the signs of what really happened are here too

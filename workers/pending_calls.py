@@ -4,6 +4,7 @@ State only: no ring, thread or clock inside. The executor adds calls on the engi
 hands in replies on its own, hence the lock.
 """
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,8 +24,6 @@ class PendingCall:
     """Its sequence in the broadcast ring."""
     label: str
     method: str
-    began_s: float
-    """On the caller's monotonic clock."""
     timeout_s: float
     is_single: bool
     """The future's result is the one reply's result, rather than a list by rank."""
@@ -32,8 +31,8 @@ class PendingCall:
     """Ranks that have not replied."""
     results: dict[int, Any] = field(default_factory=dict)
     refusal: str | None = None
-    num_warnings: int = 0
-    """How often its lateness was reported."""
+    sent_s: float = math.inf
+    """When it was written to the ring, on the executor's clock. Until then no worker is late."""
     future: "Future[Any]" = field(default_factory=Future)
 
     def resolve(self) -> None:
@@ -55,14 +54,13 @@ class PendingCalls:
         self._error: Exception | None = None
 
     def add(
-        self, call: rpc.Call, number: int, ranks: Sequence[int], began_s: float, timeout_s: float
-    ) -> "Future[Any]":
-        """Return the future of a call that is about to be made. After a failure it has failed."""
+        self, call: rpc.Call, number: int, ranks: Sequence[int], timeout_s: float
+    ) -> PendingCall:
+        """Note a call that is about to be made. After a failure, its future has failed already."""
         pending = PendingCall(
             number=number,
             label=rpc.label(call),
             method=rpc.method(call),
-            began_s=began_s,
             timeout_s=timeout_s,
             is_single=call.output_rank is not None,
             missing=set(ranks),
@@ -71,9 +69,9 @@ class PendingCalls:
         with self._lock:
             if self._error is None:
                 self._calls[number] = pending
-                return pending.future
+                return pending
         pending.future.set_exception(self._error)
-        return pending.future
+        return pending
 
     def accept(self, rank: int, reply: rpc.Reply) -> None:
         """Take a reply, and resolve what is now complete.

@@ -90,8 +90,8 @@ def main(start: WorkerStart) -> None:
 def run(start: WorkerStart, wires: "Wires") -> None:
     """Execute the engine core's calls until there will be no more."""
     worker = start.make_worker(start.config, start.rank, start.rendezvous.path)
-    for call in wires.calls():
-        reply = rpc.perform(worker, call, wires.current_call)
+    for number, call in wires.calls():
+        reply = rpc.perform(worker, call, number)
         if call.output_rank in (None, start.rank):
             wires.reply(reply)
         if isinstance(call, rpc.Load | rpc.InitializeKVCache):
@@ -106,9 +106,8 @@ class Wires:
         parent = multiprocessing.parent_process()
         assert parent is not None
         core = Peer(f"engine core pid={parent.pid}", parent.sentinel)
-        self.current_call = -1
-        """Sequence of the call under way."""
         self._timeout_s = start.config.executor.execute_timeout_s
+        self._call_number = -1
         self._doing = "start"
         self._encoder = Encoder()
         self._decoder = rpc.call_decoder()
@@ -120,14 +119,13 @@ class Wires:
         self._calls = RingReader(start.calls, start.rank, core, self._side_channels[0])
         self._replies = RingWriter(start.replies, [core], self._side_channels[1:])
 
-    def calls(self) -> Iterator[rpc.Call]:
-        """Yield the calls as they come, until the engine core closes the ring or is gone.
+    def calls(self) -> Iterator[tuple[int, rpc.Call]]:
+        """Yield number and call as they come, until the engine core closes the ring or is gone.
 
         Raises:
             WireError: what came is no call.
         """
         while True:
-            self.current_call = self._calls.num_read
             try:
                 frames = self._calls.read(timeout_s=_IDLE_S)
             except TimeoutError:
@@ -135,9 +133,10 @@ class Wires:
             except EOFError as end:
                 logger.info("ending: %s", end)
                 return
+            self._call_number, self._doing = self._calls.num_read - 1, "reading a call"
             call = self._decoder.decode(frames)
             self._doing = rpc.label(call)
-            yield call
+            yield self._call_number, call
 
     def reply(self, reply: rpc.Reply | None) -> None:
         if reply is None:
@@ -149,7 +148,7 @@ class Wires:
     def report(self, error: Exception) -> None:
         """Tell the engine core why this worker ends. It logs the first of all ranks' causes."""
         logger.warning("%s failed: %s; reported, ending", self._doing, type(error).__name__)
-        failed = rpc.describe_failure(error, call=self.current_call, doing=self._doing)
+        failed = rpc.describe_failure(error, call=self._call_number, doing=self._doing)
         with contextlib.suppress(OSError):  # nobody reads: the exit code still tells
             self._replies.write(self._encoder.encode(failed), "failure", timeout_s=5.0)
 

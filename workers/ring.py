@@ -117,7 +117,7 @@ class Peer:
 class Ring:
     """The memory and the bells: made by the parent, handed down to its children at their start.
 
-    Each side then takes its end: `writer` once, `reader` once for each index.
+    Then one process takes the end that writes, and each of the others an end that reads.
     """
 
     def __init__(
@@ -201,7 +201,9 @@ class RingWriter:
                 # The first words are what people search the web for.
                 logger.warning(
                     "No available shared memory broadcast block found in %.0f s for %s: %s",
-                    *(waited_s, label, self._holdup()),
+                    waited_s,
+                    label,
+                    self._holdup(),
                 )
                 warn_after_s += self._warning_interval_s
             if self._waiter.wait(min(timeout_s, warn_after_s) - waited_s) and not self._has_room():
@@ -256,6 +258,7 @@ class RingWriter:
 
     def close(self) -> None:
         """Tell the readers that nothing more comes. They still read what is there."""
+        self._fence()
         self._bytes[self._layout.closed_at] = 1
         for bell in self._reader_bells:
             bell.ring()
@@ -267,6 +270,7 @@ class RingWriter:
 
     def _arrange(self, frames: Sequence[Buffer]) -> list[tuple[int, Buffer]]:
         """Return what goes into the chunk and where; what does not fit goes out by the side."""
+        assert frames, "a message has a body"
         lengths = [len(frame) for frame in frames]
         offsets, num_bytes = _place(lengths)
         if num_bytes > self._layout.chunk_bytes:
@@ -293,6 +297,7 @@ class RingReader:
         self.num_read = 0
         """Messages so far, and so the sequence of the next one."""
         self._layout = ring.layout
+        self._closed_at = ring.layout.closed_at
         self._bytes = ring.memory.bytes
         self._index = index
         self._writer = writer
@@ -314,7 +319,7 @@ class RingReader:
         has_ended = False
         while True:
             # Before the look: what was written before the end is still read.
-            has_ended = has_ended or self._bytes[self._layout.closed_at] == 1
+            has_ended = has_ended or self._is_closed()
             if (frames := self.try_read()) is not None:
                 return frames
             if has_ended:
@@ -341,6 +346,12 @@ class RingReader:
             self._bytes[own] = 1
             self.num_read += 1
             self._writer_bell.ring()
+
+    def _is_closed(self) -> bool:
+        is_closed = self._bytes[self._closed_at] == 1
+        if is_closed:
+            self._fence()
+        return is_closed
 
     def _take(self, start: int) -> Sequence[Buffer]:
         sequence, num_frames, num_bytes = _HEADER.unpack_from(self._bytes, start)

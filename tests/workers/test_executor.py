@@ -241,7 +241,7 @@ def test_step_without_a_reply_in_time_has_failed(
             started.executor.statistics()
         assert "statistics has no reply in" in caught.value.cause
         assert f"due from worker DP0_PP0_TP1 pid={pids[1]}" in caught.value.cause
-        assert f"not yet read by worker DP0_PP0_TP1 pid={pids[1]}" in caught.value.cause
+        assert caught.value.cause.endswith(f"not read by worker DP0_PP0_TP1 pid={pids[1]}")
     assert len(first_causes(caplog)) == 1
 
 
@@ -262,12 +262,12 @@ def test_worker_stopped_for_a_moment_fails_nothing(
         worker = started.workers()[0]
         worker.suspend()
         futures = [started.executor.execute(make_plan(step)) for step in range(5)]
-        while "has no reply yet" not in caplog.text:
+        while "has no reply" not in caplog.text:
             assert not started.has_failed.wait(0.01)
         worker.resume()
         assert [future.result().step for future in futures] == list(range(5))
-    (warning,) = [message for message in caplog.messages if "no reply yet" in message]
-    assert "execute_model step 0 has no reply yet in 1 s: due from worker DP0_PP0_TP0" in warning
+    (warning,) = [message for message in caplog.messages if "has no reply" in message]
+    assert "execute_model step 0 has no reply in 1 s: due from worker DP0_PP0_TP0" in warning
 
 
 # ------------------------------------------------------------------------ starting

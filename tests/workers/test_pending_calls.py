@@ -21,7 +21,7 @@ def output(step: int) -> ModelRunnerOutput:
 def test_all_ranks_replies_make_a_list_by_rank() -> None:
     """Whatever the order in which they come."""
     pending = PendingCalls()
-    future = pending.add(rpc.load, 0, [0, 1], 0.0, 10.0)
+    future = pending.add(rpc.load, 0, [0, 1], 10.0).future
     pending.accept(1, rpc.Loaded(0, report(1)))
     assert not future.done()
     pending.accept(0, rpc.Loaded(0, report(0)))
@@ -32,8 +32,8 @@ def test_futures_are_resolved_in_the_order_of_the_calls() -> None:
     """A reply that is early waits for those before it."""
     pending = PendingCalls()
     done: list[int] = []
-    load = pending.add(rpc.load, 0, [0, 1], 0.0, 10.0)
-    step = pending.add(rpc.execute_model(make_plan(1), 0), 1, [0], 0.0, 10.0)
+    load = pending.add(rpc.load, 0, [0, 1], 10.0).future
+    step = pending.add(rpc.execute_model(make_plan(1), 0), 1, [0], 10.0).future
     load.add_done_callback(lambda _: done.append(0))
     step.add_done_callback(lambda _: done.append(1))
     pending.accept(0, rpc.Loaded(0, report(0)))
@@ -54,7 +54,7 @@ def test_futures_are_resolved_in_the_order_of_the_calls() -> None:
 def test_reply_nobody_asked_for_breaks_the_protocol(rank: int, reply: rpc.Reply) -> None:
     """Wrong number, rank or method."""
     pending = PendingCalls()
-    pending.add(rpc.execute_model(make_plan(1), 0), 0, [0], 0.0, 10.0)
+    pending.add(rpc.execute_model(make_plan(1), 0), 0, [0], 10.0)
     with pytest.raises(WireError):
         pending.accept(rank, reply)
 
@@ -62,8 +62,8 @@ def test_reply_nobody_asked_for_breaks_the_protocol(rank: int, reply: rpc.Reply)
 def test_refusal_of_one_rank_fails_the_call_only() -> None:
     """The others' replies are taken, and the next call is not touched."""
     pending = PendingCalls()
-    refused = pending.add(rpc.profile(True, "/x"), 0, [0, 1], 0.0, 10.0)
-    following = pending.add(rpc.execute_model(make_plan(1), 0), 1, [0], 0.0, 10.0)
+    refused = pending.add(rpc.profile(True, "/x"), 0, [0, 1], 10.0).future
+    following = pending.add(rpc.execute_model(make_plan(1), 0), 1, [0], 10.0).future
     pending.accept(0, rpc.Refused(0, "no such folder"))
     pending.accept(1, rpc.Profiled(0, None))
     with pytest.raises(RequestFailedError, match="profile: no such folder"):
@@ -75,10 +75,10 @@ def test_refusal_of_one_rank_fails_the_call_only() -> None:
 def test_failure_fails_what_is_under_way_and_what_is_to_come() -> None:
     """With the first error, whatever comes later."""
     pending = PendingCalls()
-    before = pending.add(rpc.load, 0, [0], 0.0, 10.0)
+    before = pending.add(rpc.load, 0, [0], 10.0).future
     pending.fail(ExecutorError("first"))
     pending.fail(ExecutorError("second"))
-    after = pending.add(rpc.statistics, 1, [0], 0.0, 10.0)
+    after = pending.add(rpc.statistics, 1, [0], 10.0).future
     for future in (before, after):
         with pytest.raises(ExecutorError, match="first"):
             future.result(timeout=0)
@@ -87,5 +87,5 @@ def test_failure_fails_what_is_under_way_and_what_is_to_come() -> None:
 
 def test_calls_cannot_be_cancelled() -> None:
     """The workers' work cannot be taken back, so a future does not pretend."""
-    future = PendingCalls().add(rpc.load, 0, [0], 0.0, 10.0)
+    future = PendingCalls().add(rpc.load, 0, [0], 10.0).future
     assert not future.cancel()
