@@ -1,6 +1,6 @@
-"""Every socket of a server, chosen once: the HTTP port and the ipc names of wire 1.
+"""The ipc names of wire 1, chosen once.
 
-The ipc sockets lie in a folder of this server's own (0700, random name, the owner's pid in it).
+The sockets lie in a folder of this server's own (0700, random name, the owner's pid in it).
 Nothing is left of it once everyone has connected: connections outlive their names. A server that is
 killed before that leaves the folder to the next start, which sweeps folders whose owner is gone.
 """
@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,35 +18,11 @@ from pathlib import Path
 
 from api.engine_client import ClientAddresses
 from engine.config import WireConfig
-from engine.errors import ConfigError
 from engine.sockets import make_ipc_directory
 
 logger = logging.getLogger(__name__)
 
 _FOLDER_NAME = re.compile(r"raywire-(\d+)-[0-9a-f]{16}")
-
-
-def bind_http(host: str, port: int) -> socket.socket:
-    """Take the HTTP port, before anything slow happens. Listening starts with the server.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not ours.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    http_socket = socket.socket(family, socket.SOCK_STREAM)
-    # Without it a restart would have to wait until the last server's connections are forgotten. It
-    # does not let two servers share a port.
-    http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        http_socket.bind((host, port))
-        # Two bound sockets that do not listen may share a port: listening is what takes it.
-        http_socket.listen(2048)
-    except OSError as error:
-        http_socket.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-        ) from error
-    return http_socket
 
 
 class IpcFolder:

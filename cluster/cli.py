@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from cluster import environment
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS, Environment
+from cluster.http_socket import listen
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.plan import STANDARD_DEPLOYMENTS, Topology, table
 from engine import __version__, log
@@ -304,12 +305,14 @@ def serve(model: str, **flags: Any) -> None:
     variables = environment.read(os.environ)
     config = _serve_config(model, flags, variables)
     log.configure("APIServer_0", config.log_level)
+    http_socket = listen(config.host, config.port)
+    logger.info("listening on %s port %d", config.host, http_socket.getsockname()[1])
     for warning in environment.warnings(os.environ):
         logger.warning("%s", warning)
     # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
     from cluster.launch import serve as run_server
 
-    sys.exit(run_server(config))
+    sys.exit(run_server(config, http_socket))
 
 
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:

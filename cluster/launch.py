@@ -15,6 +15,7 @@ their workers), folder.
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.process import run as run_api_server
 from cluster import environment, start_method
-from cluster.addresses import IpcFolder, bind_http, ipc_base, ipc_folder, sweep
+from cluster.addresses import IpcFolder, ipc_base, ipc_folder, sweep
 from cluster.config import EngineOptions, ResolvedModel, ServeConfig
 from cluster.environment import Environment
 from cluster.model_source import resolve
@@ -70,8 +71,12 @@ def resolve_model(model: str, variables: Environment) -> ResolvedModel:
 # ------------------------------------------------------------------------------------ the command
 
 
-def serve(config: ServeConfig) -> int:
+def serve(config: ServeConfig, http_socket: socket.socket) -> int:
     """Run a server until it is stopped or an engine core dies. Main thread only.
+
+    Args:
+        config: what was asked for.
+        http_socket: listens already (`http_socket.listen`).
 
     Returns:
         The exit code: 0 after a stop, 1 after a death.
@@ -85,8 +90,6 @@ def serve(config: ServeConfig) -> int:
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR", str(config.environment.cache_dir / "torchinductor")
     )
-    http_socket = bind_http(config.host, config.port)
-    logger.info("listening on %s port %d", config.host, http_socket.getsockname()[1])
     warn_about_cores(config.topology)
     with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
         client = EngineClient(folder.client_addresses(), config.topology.num_engines)

@@ -1,7 +1,6 @@
-"""Ports and socket folders: taken early, private, and gone afterwards."""
+"""Socket folders: private, and gone afterwards."""
 
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.addresses import IpcFolder, bind_http, ipc_folder, sweep
-from engine.errors import ConfigError
+from cluster.addresses import IpcFolder, ipc_folder, sweep
 
 
 @pytest.fixture
@@ -27,34 +25,6 @@ def dead_pid() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
-
-
-def test_a_port_in_use_is_refused_by_number() -> None:
-    """Also by a socket that listens but has not accepted anything."""
-    with bind_http("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}: Address already in use"):
-            bind_http("127.0.0.1", port)
-
-
-def test_an_address_that_is_not_ours_is_refused() -> None:
-    """With the address in the message."""
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
-        bind_http("192.0.2.1", 0)
-
-
-def test_a_name_that_does_not_resolve_is_refused() -> None:
-    """A host name's failure is a line too, not a traceback."""
-    with pytest.raises(ConfigError, match=r"cannot listen on no-such-host\.invalid"):
-        bind_http("no-such-host.invalid", 0)
-
-
-def test_ipv6() -> None:
-    """An address with colons binds to IPv6."""
-    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
-        pytest.skip("no IPv6 here")
-    with bind_http("::1", 0) as http_socket:
-        assert http_socket.family == socket.AF_INET6
 
 
 def test_the_folder_is_private_and_short_lived(base: Path) -> None:
