@@ -1,0 +1,127 @@
+"""What keeps a server from starting: one clear line, exit code 2, quickly, and nothing left."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.http_socket import listen
+from tests.helpers.scripted_models import make_scripted_model
+from tests.helpers.server import ROOT, session_processes
+
+
+def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
+    """Run `serve` until it gives up; the line it says, and the seconds it took."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rw-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cluster", "serve", *args],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            _, errors = process.communicate(timeout=timeout_s)
+        finally:
+            process.kill()
+        assert not list(Path(folder).iterdir())
+    seconds = time.monotonic() - began
+    assert process.returncode == 2, errors
+    assert "Traceback" not in errors
+    assert not session_processes(process.pid)
+    [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert errors.splitlines()[-1] == line
+    return line, seconds
+
+
+def test_a_port_in_use() -> None:
+    """Within 2 s, before the model is even looked for."""
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        line, seconds = refuse("no/such-model", "--host", "127.0.0.1", "--port", str(port))
+
+    assert line == (
+        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use;"
+        " choose another --port"
+    )
+    assert seconds < 2
+
+
+def missing(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    folder.rmdir()
+
+
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def unknown_architecture(folder: Path) -> None:
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+
+
+def without_a_shard(folder: Path) -> None:
+    without_weights(folder)
+    index = {"weight_map": {"a": "model-00001.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-00001.safetensors").touch()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (missing, "does not exist"),
+        (without_config, "no config.json"),
+        (broken_config, "cannot read"),
+        (unknown_architecture, "'mamba' (MambaForCausalLM); supported are"),
+        (without_weights, "no *.safetensors"),
+        (without_a_shard, "1 of 2 weight files"),
+    ],
+)
+def test_a_model_folder_that_cannot_work(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    """Missing, incomplete or unknown: found before any process is started."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    damage(folder)
+
+    line, _ = refuse(str(folder), "--port", "0")
+
+    assert words in line
+
+
+def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
+    """What only a worker finds out travels up as its message: no traceback on the way."""
+    folder = make_scripted_model(tmp_path / "model", kind="echo")
+
+    line, _ = refuse(str(folder), "--port", "0", "--kv-cache-memory-bytes", "4K")
+
+    assert "KV" in line
+
+
+def test_a_script_that_cannot_work(tmp_path: Path) -> None:
+    """A mistake that only the worker can see."""
+    folder = make_scripted_model(tmp_path / "model", kind="tokens", token_ids=[])
+
+    line, _ = refuse(str(folder), "--port", "0")
+
+    assert "needs token_ids" in line
