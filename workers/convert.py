@@ -1,0 +1,164 @@
+"""ENTRY, short-lived process: a GGUF file to a folder with safetensors, config and tokenizer.
+
+    python -m workers.convert SOURCE.gguf TARGET
+
+Started by `cluster.model_source` where the target is missing, and gone afterwards, so neither torch
+nor the memory for dequantising stays with a server. transformers reads the file; the weights become
+bfloat16, whatever they were packed in. A model without a chat template gets a plain one.
+
+Exit code 2 means that the file cannot be used; standard output then says why, in one line. It also
+ends when its standard input does, which is how it learns that its parent is gone.
+"""
+
+import functools
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import log
+from engine.errors import ConfigError
+from workers.atomic_folder import new_folder
+from workers.supported import SUPPORTED_MODEL_TYPES
+
+logger = logging.getLogger("workers.convert")  # not __main__
+
+PLAIN_CHAT_TEMPLATE = Path(__file__).parent / "plain_chat.jinja"
+
+EXIT_CONFIG = 2
+
+_MAGIC = b"GGUF"
+
+
+def main(source: str, target: str) -> int:
+    """Convert once; a target that is there already is left alone."""
+    log.configure("Convert", os.environ.get("RAYWIRE_LOG_LEVEL") or "INFO")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends us
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    try:
+        convert(Path(source), Path(target))
+    except ConfigError as error:
+        sys.stdout.write(f"{error}\n")
+        return EXIT_CONFIG
+    return 0
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write the model of a GGUF file as a folder; nothing is there until all of it is.
+
+    Raises:
+        ConfigError: the file is no GGUF, holds a model that we cannot run, or a package to read it
+            with is missing.
+    """
+    with new_folder(target) as folder:
+        if folder is None:
+            return
+        _check_magic(source)
+        started = time.monotonic()
+        logger.info("converting %s, once; the result goes to %s", source.name, target)
+        model, tokenizer = _load(source)
+        logger.info("converting %s: writing", source.name)
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = PLAIN_CHAT_TEMPLATE.read_text(encoding="utf-8")
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+        for file in folder.iterdir():
+            shutil.copymode(folder / "config.json", file)  # safetensors leaves its own to the owner
+        logger.info("converting %s: done in %.0f s", source.name, time.monotonic() - started)
+
+
+def _load(source: Path) -> tuple[Any, Any]:
+    """Return transformers' model and tokenizer of a GGUF file."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would fill a log file
+    try:
+        _speed_up_reading()
+        # Not at the top: seconds of imports, which a caller that waits for another does not need.
+        import torch
+        import transformers
+
+        where: dict[str, Any] = {
+            "pretrained_model_name_or_path": str(source.parent),
+            "gguf_file": source.name,
+            "local_files_only": True,
+        }
+        _check_type(source, transformers.AutoConfig.from_pretrained(**where).model_type)
+        logger.info("converting %s: tokenizer", source.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        logger.info("converting %s: weights", source.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            **where,
+            dtype=torch.bfloat16,
+            # Else the weights stay packed, and transformers refuses to write them.
+            quantization_config=transformers.GgufConfig(dequantize=True),
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {source.name} needs more packages: `pip install 'raywire[gguf]'` ({error})"
+        ) from error
+    except (ValueError, KeyError, IndexError, OSError, NotImplementedError) as error:
+        raise ConfigError(f"cannot convert {source.name}: {_first_line(error)}") from error
+    return _plain(model.to(torch.bfloat16)), tokenizer
+
+
+def _speed_up_reading() -> None:
+    """Parse the file once, and without a memmap object for each of its million strings.
+
+    transformers makes a reader for the config, for the tokenizer and for the weights, and again
+    inside these: minutes for a vocabulary of 262144 tokens.
+    """
+    import gguf
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]  # untyped
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
+    gguf.GGUFReader = functools.cache(Reader)
+
+
+def _plain(model: Any) -> Any:
+    """Make transformers forget that the weights were packed, or it refuses to write them."""
+    for holder in (model, model.config):
+        for name in ("hf_quantizer", "quantization_config", "is_quantized", "quantization_method"):
+            if name in vars(holder):
+                delattr(holder, name)
+    return model
+
+
+def _check_magic(source: Path) -> None:
+    try:
+        with source.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}: {error}") from error
+    if magic != _MAGIC:
+        raise ConfigError(f"{source.name} is no GGUF file: it begins with {magic!r}")
+
+
+def _check_type(source: Path, model_type: str) -> None:
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise ConfigError(
+            f"{source.name} holds architecture {model_type!r}; supported are"
+            f" {', '.join(sorted(SUPPORTED_MODEL_TYPES))}"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    logger.info("the process that wanted the model is gone; ending with it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
