@@ -6,7 +6,7 @@ sequence up to there. It knows nothing but the plans, encoded and decoded as on 
 from them alone, for each scheduled request, that every slot its block table names holds the context
 of its own tokens: whatever the scheduler shared, freed, handed on or took over from the cache.
 
-    plan -> rows as `engine.step` tells -> writes of all requests -> reads of all requests -> samples
+    plan -> rows as `engine.step` tells -> writes of all requests -> reads of all -> samples
 
 The next token is a function of the context, so each request has one right answer, which
 `right_answer` gives without any of this. A salt is made part of the context by way of the request

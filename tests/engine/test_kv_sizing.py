@@ -1,0 +1,82 @@
+"""How much fits, and what the operator is told when it does not."""
+
+from typing import Any, Literal
+
+import pytest
+
+from engine.config import CacheConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.kv_sizing import KVCacheSize, size_kv_cache
+from engine.step import WorkerReport
+
+MIB = 1 << 20
+
+
+def report(rank: int = 0, *, budget: int = 16 * MIB, per_token: int = 1024) -> WorkerReport:
+    return WorkerReport(rank, "float32", 1000, 4096, per_token, budget)
+
+
+def size(
+    *reports: WorkerReport, length: int | Literal["auto"] | None = None, **cache: Any
+) -> KVCacheSize:
+    model = ModelConfig(path="", model_type="llama", max_model_len=length)
+    return size_kv_cache(reports or [report()], model, CacheConfig(**cache))
+
+
+def test_the_tightest_rank_decides() -> None:
+    """All ranks use the same block ids, so the least number of blocks counts."""
+    found = size(report(0), report(1, budget=8 * MIB), report(2, per_token=512))
+    assert found.num_blocks == 8 * MIB // (1024 * 16)
+
+
+def test_the_null_block_holds_no_tokens() -> None:
+    """Tokens in all blocks are those in blocks that may be handed out."""
+    assert size(num_gpu_blocks_override=301).num_tokens == 300 * 16
+
+
+def test_the_models_own_length_is_the_default() -> None:
+    """If memory holds it, nothing is said."""
+    assert size().max_model_len == 4096
+
+
+def test_auto_is_as_much_as_fits() -> None:
+    """The model's length where it fits, else what the blocks hold."""
+    assert size(length="auto").max_model_len == 4096
+    assert size(report(budget=MIB), length="auto").max_model_len == 1024 - 16
+
+
+def test_a_length_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    """Needed, available, and the largest length that would fit: which then does fit."""
+    with pytest.raises(ConfigError) as caught:
+        size(report(0), report(1, budget=2 * MIB))
+    message = str(caught.value)
+    for part in ("4096 tokens", str(4112 * 1024), str(2 * MIB), "rank 1", "2032", "auto"):
+        assert part in message
+    assert size(report(1, budget=2 * MIB), length=2032).max_model_len == 2032
+
+
+def test_no_memory_at_all_is_refused() -> None:
+    """Also with auto: a length of 0 serves nobody."""
+    with pytest.raises(ConfigError, match="free memory"):
+        size(report(budget=1024), length="auto")
+
+
+@pytest.mark.parametrize("length", [0, -1, 4097])
+def test_a_length_beyond_the_model_is_refused(length: int) -> None:
+    """The model was not made for it."""
+    with pytest.raises(ConfigError, match="from 1 to 4096"):
+        size(length=length)
+
+
+def test_an_override_decides_and_the_length_follows() -> None:
+    """Exactly that many blocks; a length asked for must fit them."""
+    found = size(num_gpu_blocks_override=11)
+    assert (found.num_blocks, found.max_model_len) == (11, 160)
+    with pytest.raises(ConfigError, match="holds 160 tokens"):
+        size(length=161, num_gpu_blocks_override=11)
+
+
+def test_ranks_without_kv_do_not_limit() -> None:
+    """A pipeline stage may have no attention layers; a scripted model has none at all."""
+    assert size(report(), report(1, per_token=0)).num_blocks == 1024
+    assert size(report(per_token=0)).max_model_len == 4096
