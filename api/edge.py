@@ -8,12 +8,12 @@ A plain ASGI wrapper around the application: it also sees requests that match no
 import http
 import logging
 import re
-import secrets
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
+from api.ids import new_id
 from api.service import Service
 from engine import log
 from engine.errors import EngineDeadError, RaywireError, UnavailableError
@@ -112,7 +112,7 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
             return str(value, "ascii")
-    return secrets.token_hex(16)
+    return new_id(num_bits=128)
 
 
 def _phrase(status: int) -> str:

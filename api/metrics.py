@@ -86,6 +86,8 @@ class Metrics:
         gauge.set_function(read)
 
     def render(self) -> bytes:
+        for engine in self._engines:
+            engine.settle()
         return prometheus.generate_latest(self.registry)
 
 
@@ -105,7 +107,7 @@ class RequestRecord(Timeline):
         super().update(output, timestamp)
         engine = self._engines[self.engine_index]
         if output.new_token_ids:
-            engine.generation_tokens.inc(len(output.new_token_ids) // _TOKEN_BYTES)
+            engine.num_new_tokens += len(output.new_token_ids) // _TOKEN_BYTES
             if not self._has_token:
                 self._has_token = True
                 engine.first_token.observe(time.monotonic() - self._arrived_at)
@@ -152,7 +154,9 @@ class EngineMetrics:
         self._dropped = families.dropped.labels(*labels)
         self.prompt_tokens = families.prompt_tokens.labels(*labels)
         self.prompt_tokens_cached = families.prompt_tokens_cached.labels(*labels)
-        self.generation_tokens = families.generation_tokens.labels(*labels)
+        self.num_new_tokens = 0
+        """Generated since the metrics were last read: an addition per token, not a lock."""
+        self._generation_tokens = families.generation_tokens.labels(*labels)
         self.first_token = families.first_token.labels(*labels)
         self.inter_token = families.inter_token.labels(*labels)
         self.end_to_end = families.end_to_end.labels(*labels)
@@ -165,6 +169,11 @@ class EngineMetrics:
         self.request_preemptions = families.request_preemptions.labels(*labels)
         for reason in ("stop", "length", "abort", "error", "repetition"):
             families.success.labels(*labels, reason)  # there from the start, at zero
+
+    def settle(self) -> None:
+        """Book what has been put off."""
+        self._generation_tokens.inc(self.num_new_tokens)
+        self.num_new_tokens = 0
 
     def finished(self, reason: str) -> None:
         self._success.labels(*self._labels, reason).inc()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from secrets import token_hex
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -10,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from api import answer, body, logprobs, prompts, sse
 from api.generate import Generation, Prompt
+from api.ids import new_id
 from api.protocol import (
     KNOWN_IN_CHAT,
     UNSUPPORTED_IN_CHAT,
@@ -52,7 +52,7 @@ def _check(
     variables = prompts.template_variables(chat.chat_template_kwargs)
     has_generation_prompt = chat.has_generation_prompt
     params = chat.generation_params()
-    answer_id = f"chatcmpl-{token_hex(12)}"
+    answer_id = new_id("chatcmpl-")
 
     def prepare(model: LoadedModel) -> list[Prompt]:
         text = model.template.render(

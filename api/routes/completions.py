@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from secrets import token_hex
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -11,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from api import answer, body, prompts, sse
 from api.generate import Generation, Prompt
+from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
 from api.output_processor import OutputDelta
 from api.protocol import (
@@ -61,7 +61,7 @@ def _check(
     given = prompts.read(completion.prompt)
     answer.check_size(len(given), completion.num_choices, service)
     params = completion.generation_params()
-    answer_id = f"cmpl-{token_hex(12)}"
+    answer_id = new_id("cmpl-")
 
     def prepare(model: LoadedModel) -> list[Prompt]:
         return [_prepare(model, completion, params, prompt, answer_id) for prompt in given]

@@ -511,9 +511,11 @@ def test_closing_the_client_fails_what_is_pending(addresses: ClientAddresses) ->
             stream = client.stream(make_request())
             client.close()
             client.close()
+            client.mark_dead(0, "ended by whoever closed the client")
             with pytest.raises(UnavailableError):
                 async for _ in stream:
                     pass
+            assert client.death is None
 
     with FakeEngine(addresses, endless_answer):
         run_once(work())

@@ -1,0 +1,13 @@
+"""Names of requests and answers: unique, not secret."""
+
+import os
+import random
+
+# From the system's entropy once; asking for it each time would cost a system call.
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
+
+
+def new_id(prefix: str = "", num_bits: int = 96) -> str:
+    """A name that no other request has."""
+    return f"{prefix}{_random.getrandbits(num_bits):0{num_bits // 4}x}"
