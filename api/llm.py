@@ -11,7 +11,6 @@ the one exception to who may import whom.
 """
 
 import contextlib
-import queue
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.loop_thread import LoopThread
 from api.offline import (
+    Batch,
     CompletionOutput,
-    DoneQueue,
     Job,
     Logprob,
     RequestOutput,
-    collect,
     show_progress,
 )
 from api.sampling import SamplingParams
@@ -306,13 +304,13 @@ class LLM:
             )
             for i in range(len(prompts))
         ]
-        done: DoneQueue = queue.SimpleQueue()
-        running = self._loop.submit(collect(self._client, jobs, done))
+        batch = Batch(jobs)
         try:
-            show_progress(done, len(jobs), is_shown=use_tqdm)
+            running = self._loop.submit(batch.run(self._client))
+            show_progress(batch.done, len(jobs), is_shown=use_tqdm)
             running.result()
-        finally:
-            running.cancel()  # a KeyboardInterrupt aborts what still runs
+        finally:  # a KeyboardInterrupt, whenever it comes, aborts what still runs
+            self._loop.call(batch.cancel)
         return [job.result() for job in jobs]
 
 

@@ -4,7 +4,7 @@ thread does, which may well have an event loop too (notebooks do)."""
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -22,8 +22,13 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine. Cancelling the future cancels it."""
+        """Start a coroutine."""
         return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function there, soon. Does nothing once the thread has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         """Cancel what still runs and end the thread."""

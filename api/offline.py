@@ -1,13 +1,13 @@
 """A batch of prompts run to its end, and the results as the user of `LLM` gets them.
 
-`llm` makes the jobs in the caller's thread, `collect` runs on the event loop's, and `show_progress`
+`llm` makes the jobs in the caller's thread, `Batch.run` is on the event loop's, and `show_progress`
 waits in the caller's again. Nobody reads a stream as it comes here, so one task serves all of them:
 each stream notes that it has news, and the task takes what has gathered.
 """
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
@@ -90,13 +90,19 @@ class RunningSequence:
         self.output.timeline = self.stream.timeline
 
     def take(self) -> bool:
-        """Take in what has come; whether that ended it."""
-        output = self.stream.take() if self.stream is not None else None
-        delta = self.processor.push(output) if output is not None else None
-        if delta is None:
-            return False
-        self._add(delta)
-        return delta.finish_reason is not None
+        """Take in all that has come; whether that ended it.
+
+        Raises:
+            EngineDeadError: nothing more will come.
+        """
+        # Until there is nothing: an error waits behind the outputs that came before it.
+        while self.stream is not None and (output := self.stream.take()) is not None:
+            delta = self.processor.push(output)
+            if delta is not None:
+                self._add(delta)
+                if delta.finish_reason is not None:
+                    return True
+        return False
 
     def close(self) -> None:
         """Abort it, unless it has ended by itself. Idempotent."""
@@ -178,32 +184,53 @@ class _Bell(Wakeup):
         self._task_bell.set()
 
 
-async def collect(client: EngineClient, jobs: Sequence[Job], done: DoneQueue) -> None:
-    """Send all requests and take in their outputs; a job goes to `done` when its last one came."""
-    news: set[RunningSequence] = set()
-    bell = Wakeup()
-    sequences = [sequence for job in jobs for sequence in job.sequences]
-    try:
-        for sequence in sequences:
-            sequence.start(client, _Bell(sequence, news, bell))
-        num_left = len(sequences)
-        while num_left:
-            await bell.wait()
-            for sequence in _drain(news):
-                if not sequence.output.finished() and sequence.take():
-                    sequence.close()  # a stop string cut it short: the engine does not know
-                    num_left -= 1
-                    if all(s.output.finished() for s in sequence.job.sequences):
-                        done.put(sequence.job)
-    finally:
-        for sequence in sequences:
-            sequence.close()
-        done.put(None)
+class Batch:
+    """Jobs that run together."""
 
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.done: DoneQueue = queue.SimpleQueue()
+        self._sequences = [sequence for job in jobs for sequence in job.sequences]
+        self._news: set[RunningSequence] = set()
+        self._bell = Wakeup()
+        self._is_cancelled = False
 
-def _drain(news: set[RunningSequence]) -> Iterator[RunningSequence]:
-    while news:
-        yield news.pop()
+    async def run(self, client: EngineClient) -> None:
+        """Send all requests and take in their outputs; a job goes to `done` when its last one came,
+        and None at the end.
+
+        Raises:
+            EngineDeadError: the engine core is gone.
+        """
+        try:
+            for sequence in () if self._is_cancelled else self._sequences:
+                sequence.start(client, _Bell(sequence, self._news, self._bell))
+            num_left = len(self._sequences)
+            while num_left and not self._is_cancelled:
+                num_left -= self._take_news()
+                if num_left:
+                    await self._bell.wait()
+        finally:
+            for sequence in self._sequences:
+                sequence.close()
+            self.done.put(None)
+
+    def cancel(self) -> None:
+        """Abort what still runs. On the event loop's thread, before or while `run` is under way."""
+        self._is_cancelled = True
+        self._bell.set()
+
+    def _take_news(self) -> int:
+        """Let all sequences with news take them in; how many have ended."""
+        num_ended = 0
+        while self._news:
+            sequence = self._news.pop()
+            if not sequence.output.finished() and sequence.take():
+                sequence.close()  # where a stop string cut it short, the engine does not know yet
+                num_ended += 1
+                if all(s.output.finished() for s in sequence.job.sequences):
+                    self.done.put(sequence.job)
+        return num_ended
 
 
 def show_progress(done: DoneQueue, num_jobs: int, *, is_shown: bool) -> None:
