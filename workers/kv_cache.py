@@ -7,6 +7,7 @@
 The engine core decides who holds which block; here is only memory.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,17 +51,23 @@ def allocate(
 ) -> dict[int, LayerKV]:
     """Return empty pages for each layer.
 
-    Zeroed, because batched attention multiplies the rest of a last block by a weight of zero, which
+    Zeroed, because batched attention multiplies the rest of a last page by a weight of zero, which
     only takes it away while it is finite.
     """
     size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
     return {
-        index: LayerKV(
-            torch.zeros(size, dtype=shape.dtype, device=device),
-            torch.zeros(size, dtype=shape.dtype, device=device),
-        )
+        index: LayerKV(_zeros(size, shape.dtype, device), _zeros(size, shape.dtype, device))
         for index in layer_indices
     }
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # numpy's zeros are pages that the kernel hands out when they are first written: the cache of an
+    # idle server occupies nothing, and is there at once.
+    num_bytes = math.prod(size) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(size)
 
 
 def write(kv: LayerKV, key_TKD: Tensor, value_TKD: Tensor, slot_mapping: Tensor) -> None:
