@@ -150,6 +150,11 @@ class PlanDriver:
         self._free.extend(sequence.block_ids)
         sequence.block_ids = []
 
+    def forget(self, sequence: Sequence, num_shared: int) -> None:
+        """Drop a request whose first blocks are another's."""
+        sequence.block_ids = sequence.block_ids[num_shared:]
+        self.drop(sequence)
+
     def _grow(self, sequence: Sequence, num_tokens: int) -> list[int]:
         missing = -(-num_tokens // self._block_size) - len(sequence.block_ids)
         new_blocks = [self._free.pop(0) for _ in range(missing)]

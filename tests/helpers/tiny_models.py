@@ -176,6 +176,13 @@ def _plain_model(folder: Path) -> Any:
     ).eval()
 
 
+@torch.inference_mode()
+def plain_logits(folder: Path, prompt: Sequence[int]) -> torch.Tensor:
+    """Return plain transformers' logits after each token of a prompt, `[len(prompt), vocab]`."""
+    logits: torch.Tensor = _plain_model(folder)(torch.tensor([list(prompt)])).logits[0]
+    return logits.clone()
+
+
 @dataclass(frozen=True)
 class _Greedy:
     token_ids: list[int]
