@@ -58,7 +58,7 @@ class KVCacheManager:
         """Give `request` the `cached` blocks and new ones, for its first `num_tokens` tokens.
 
         False, and nothing changes, unless all its known tokens would fit beside the `reserved`
-        blocks that others need to finish their prompts: who starts to prefill can also end it.
+        blocks that running requests are going to need: who starts to prefill can also end it.
         """
         room = self._pool.num_free - self._pool.count_free(cached) - reserved
         if self.num_missing_blocks(request) - len(cached) > room:

@@ -69,6 +69,7 @@ class AnyLoad(RuleBasedStateMachine):
         self.counters = self._counters()
 
     @rule(
+        copies=st.integers(1, 3),
         prompt=prompts,
         output=st.none() | st.lists(st.integers(0, VOCAB - 1), max_size=2),
         salt=st.sampled_from(["", "", "x"]),
@@ -77,21 +78,23 @@ class AnyLoad(RuleBasedStateMachine):
         client_index=st.integers(0, 1),
         max_tokens=st.none() | st.integers(3, 12),
         min_tokens=st.integers(0, 3),
-        stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=1),
-        eos_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2),
+        # Mostly none: long outputs are what makes requests preempt each other.
+        stop_token_ids=st.sampled_from([(), (), (), (1,)]),
+        eos_token_ids=st.sampled_from([(), (), (), (2,), (3, 4)]),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0]),
     )
-    def add(self, prompt: list[int], output: list[int] | None, salt: str, **fields: Any) -> None:
-        fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
-        fields["eos_token_ids"] = tuple(fields["eos_token_ids"])
-        request_id = f"{len(self.sent)}@{salt}"
-        request = make_request(request_id, prompt, output=output, salt=salt or None, **fields)
-        self.sent[request_id] = request
-        self.engine.add(request)
+    def add(
+        self, copies: int, prompt: list[int], output: list[int] | None, salt: str, **fields: Any
+    ) -> None:
+        for _ in range(copies):
+            request_id = f"{len(self.sent)}@{salt}"
+            request = make_request(request_id, prompt, output=output, salt=salt or None, **fields)
+            self.sent[request_id] = request
+            self.engine.add(request)
 
     @precondition(lambda self: self.engine.core.has_work())
-    @rule(count=st.integers(1, 8))
+    @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
             if self.engine.core.has_work():
