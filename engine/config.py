@@ -146,6 +146,16 @@ class ExecutorConfig:
     """Where the workers' socket folder is made (`RAYWIRE_RPC_BASE_PATH`); None is the system's
     temporary folder. It is gone again once all workers are connected."""
 
+    def __post_init__(self) -> None:
+        if not 4096 <= self.ring_chunk_bytes <= 1 << 30:
+            raise ConfigError(
+                f"a ring's chunk (RAYWIRE_MQ_MAX_CHUNK_BYTES_MB) has 4 KiB to 1 GiB, not"
+                f" {self.ring_chunk_bytes} bytes"
+            )
+        for name in ("execute_timeout_s", "start_timeout_s", "ring_warning_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
