@@ -310,6 +310,16 @@ def test_too_many_workers_for_a_ring_are_refused(folder: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ring_chunk_bytes", 100), ("ring_chunk_bytes", 2 << 30), ("execute_timeout_s", 0.0)],
+)
+def test_settings_that_cannot_work_are_refused(name: str, value: float) -> None:
+    """Where they are made, with their name's meaning and the value."""
+    with pytest.raises(ConfigError, match=str(value)):
+        ExecutorConfig(**{name: value})  # type: ignore[arg-type]
+
+
 def test_the_engine_cores_side_imports_no_torch() -> None:
     """Importing the executor, and so the worker's entry file, leaves torch alone."""
     code = "import sys, workers.executor; sys.exit('torch' in sys.modules)"
