@@ -35,6 +35,7 @@ from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import ConfigError, EngineDeadError, RaywireError
 from engine.lifecycle import set_title, stop_on_signals
+from engine.wire import EngineReady
 from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ why."""
 _EXECUTOR_SPEAKS_FIRST_S = 5.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
+
+_EXIT_CODE_S = 5.0
 
 EXIT_UNGUARDED = 78
 """What a spawned child exits with when the script that it imports makes an LLM at import."""
@@ -168,9 +171,11 @@ def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall)
             return
         time.sleep(0.05)
     folder.remove()
-    load_s = max(engine.ready.load_s for engine in client.engines if engine.ready is not None)
-    waterfall.mark_before("spawn", load_s)
-    waterfall.mark("load")
+    slowest = max((e.ready for e in client.engines if e.ready is not None), key=_load_s)
+    waterfall.mark_before("spawn", slowest.load_s)
+    waterfall.mark_before("workers", slowest.weights_s + slowest.kv_cache_s)
+    waterfall.mark_before("weights", slowest.kv_cache_s)
+    waterfall.mark("kv_cache")
     logger.info("ready total=%.1fs %s", waterfall.total_s, waterfall)
 
 
@@ -216,6 +221,10 @@ class Engines:
 
     def explain(self, death: EngineDeadError) -> RaywireError:
         """What the user should read of a death: a mistake of his as such, without its way up."""
+        # A core's last words come before its exit code: it ends its workers in between.
+        deadline = time.monotonic() + _EXIT_CODE_S
+        while None in self._supervisor.exit_codes and time.monotonic() < deadline:
+            time.sleep(0.02)
         if EXIT_CONFIG in self._supervisor.exit_codes:
             return ConfigError(death.cause)
         if EXIT_UNGUARDED in self._supervisor.exit_codes:
@@ -248,3 +257,7 @@ def start_engines(options: EngineOptions) -> Engines:
 def _end_engines(supervisor: Supervisor, folder: IpcFolder) -> None:
     supervisor.close(patience_s=4.0)
     folder.remove()
+
+
+def _load_s(ready: EngineReady) -> float:
+    return ready.load_s
