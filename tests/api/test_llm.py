@@ -37,6 +37,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def engine_cores() -> set[psutil.Process]:
+    return {p for p in psutil.Process().children() if "EngineCore" in " ".join(p.cmdline())}
+
+
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     """Long and short ones, as texts, token ids and objects, each with its own continuation."""
     prompts: list[Any] = [
@@ -165,14 +169,14 @@ def test_the_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) ->
 def test_greedy_output_equals_transformers(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way of a real model: text to tokens, two workers, tokens to text."""
+    """The whole way of a real model, next to transformers in one process."""
     monkeypatch.setenv("RAYWIRE_WORKER_MULTIPROC_METHOD", "spawn")
     folder = tiny_model("llama", tmp_path_factory.getbasetemp())
     prompts = clear_prompts(folder, count=6, num_tokens=8)
     expected = [greedy_tokens(folder, prompt, num_tokens=8) for prompt in prompts]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
-    with LLM(str(folder), tensor_parallel_size=2, kv_cache_memory_bytes=4 << 20) as llm:
+    with LLM(str(folder), kv_cache_memory_bytes=4 << 20) as llm:
         results = llm.generate(prompts, params, use_tqdm=False)
 
     assert [result.outputs[0].token_ids for result in results] == expected
@@ -184,7 +188,9 @@ def test_an_interrupt_aborts_and_leaves_the_engine_usable(
     """Ctrl-C in a notebook: the cell ends, the next one works. A dead engine is said to be dead,
     and a closed one closed."""
     monkeypatch.setenv("RAYWIRE_WORKER_MULTIPROC_METHOD", "spawn")
+    before = engine_cores()
     llm = LLM(str(make_slow_model(tmp_path / "slow")))
+    (core,) = engine_cores() - before
     endless = SamplingParams(max_tokens=20_000, temperature=0)
 
     def interrupt() -> None:
@@ -200,7 +206,6 @@ def test_an_interrupt_aborts_and_leaves_the_engine_usable(
 
     def kill() -> None:
         wait_until(lambda: llm._client.num_in_flight == 1)
-        core = next(p for p in psutil.Process().children() if "EngineCore" in " ".join(p.cmdline()))
         core.kill()
 
     threading.Thread(target=kill).start()
@@ -213,7 +218,7 @@ def test_an_interrupt_aborts_and_leaves_the_engine_usable(
     llm.close()
     with pytest.raises(UnavailableError, match="closed"):
         llm.generate("x")
-    assert not [p for p in psutil.Process().children() if "EngineCore" in " ".join(p.cmdline())]
+    assert engine_cores() == before
 
 
 @pytest.mark.parametrize(
