@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -187,6 +188,28 @@ def test_failure_on_a_rank_that_does_not_reply_is_reported(
     assert started.causes == [caught.value.cause]
     (line,) = first_causes(caplog)
     assert 'raise ValueError(f"boom on rank' in line
+
+
+def test_hostile_message_ends_the_worker_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """A pickle in a worker's ring, written by a process that got hold of the memory: a protocol
+    error that names it, and no side effect (CVE-2024-11041)."""
+    trap = tmp_path / "trap"
+    with start(folder) as started:
+        started.executor.load()
+        started.executor._calls.write([pickle.dumps(Exploit(trap))], "forged", timeout_s=10)
+        assert started.has_failed.wait(10)
+    assert "failed in reading a call: WireError" in started.causes[0]
+    assert not trap.exists()
+
+
+class Exploit:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.path), "w"))
 
 
 def test_killed_worker_fails_the_step_under_way(
