@@ -35,7 +35,6 @@ from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import ConfigError, EngineDeadError, RaywireError
 from engine.lifecycle import set_title, stop_on_signals
-from engine.wire import EngineReady
 from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
@@ -171,7 +170,8 @@ def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall)
             return
         time.sleep(0.05)
     folder.remove()
-    slowest = max((e.ready for e in client.engines if e.ready is not None), key=_load_s)
+    all_ready = [engine.ready for engine in client.engines if engine.ready is not None]
+    slowest = max(all_ready, key=lambda ready: ready.load_s)
     waterfall.mark_before("spawn", slowest.load_s)
     waterfall.mark_before("workers", slowest.weights_s + slowest.kv_cache_s)
     waterfall.mark_before("weights", slowest.kv_cache_s)
@@ -257,7 +257,3 @@ def start_engines(options: EngineOptions) -> Engines:
 def _end_engines(supervisor: Supervisor, folder: IpcFolder) -> None:
     supervisor.close(patience_s=4.0)
     folder.remove()
-
-
-def _load_s(ready: EngineReady) -> float:
-    return ready.load_s

@@ -60,7 +60,9 @@ class EngineCore:
         self.kv_cache_size_tokens = size.num_tokens
         self.vocab_size = min(report.vocab_size for report in reports)
         self.dtype = reports[0].dtype
+        self.weights_s = max(report.load_s for report in reports)
         self._check_budget()
+        loaded_at = clock()
         executor.initialize_kv_cache(
             KVCacheSpec(
                 num_blocks=size.num_blocks,
@@ -70,6 +72,7 @@ class EngineCore:
                 max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             )
         )
+        self.kv_cache_s = clock() - loaded_at
         self._max_in_flight = config.parallel.pipeline_parallel_size
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._scheduler = Scheduler(

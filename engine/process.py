@@ -156,6 +156,8 @@ class EngineProcess:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             fingerprint=fingerprint.take(self._config.model.path),
             load_s=time.monotonic() - self._began,
+            weights_s=core.weights_s,
+            kv_cache_s=core.kv_cache_s,
         )
         logger.info(
             "engine ready num_gpu_blocks=%d max_model_len=%d load_s=%.1f",

@@ -196,6 +196,11 @@ class EngineReady(Message, frozen=True):
     max_num_seqs: Count
     fingerprint: Fingerprint
     load_s: Seconds = 0.0
+    """From the start of the process until now."""
+    weights_s: Seconds = 0.0
+    """Of which the slowest worker spent this on loading weights,"""
+    kv_cache_s: Seconds = 0.0
+    """and all of them this on allocating the KV cache and warming up."""
 
 
 class Logprobs(Message, frozen=True):

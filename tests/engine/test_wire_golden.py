@@ -138,9 +138,22 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
     ),
     (
         EngineReady(
-            0, 1, 4096, 64, 16, 1024, "float32", 1000, 256, Fingerprint(1, "c", {}, "m", "t"), 2.5
+            0,
+            1,
+            4096,
+            64,
+            16,
+            1024,
+            "float32",
+            1000,
+            256,
+            Fingerprint(1, "c", {}, "m", "t"),
+            2.5,
+            1.5,
+            0.5,
         ),
-        "9b0001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174cb4004000000000000",
+        "9d0001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174cb4004000000000000"
+        "cb3ff8000000000000cb3fe0000000000000",
     ),
     (
         LOGPROBS,
