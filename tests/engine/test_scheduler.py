@@ -159,13 +159,38 @@ def test_the_least_urgent_is_preempted_under_priority() -> None:
     assert engine.received["urgent"].events.count(EventKind.PREEMPTED) == 0
 
 
+def test_nothing_starts_in_a_step_that_preempts() -> None:
+    """Not even what comes before the victim and would fit: the blocks were just too few."""
+    engine = make(num_blocks=6, block_size=4, max_model_len=24, caching=False, policy="priority")
+    engine.add(make_request("urgent", 4, priority=0), make_request("lazy", 15, priority=9))
+    engine.step()
+    engine.add(make_request("between", 4, priority=5))
+    while engine.core.stats().num_preemptions == 0:
+        engine.step()
+    assert list(engine.scheduled()) == ["urgent"]
+    engine.step()
+    assert list(engine.scheduled()) == ["urgent", "between"]
+
+
 def test_a_prompt_is_not_started_when_it_could_not_be_finished() -> None:
     """Blocks that running prompts still need are reserved: two long prompts do not starve each
     other chunk by chunk."""
-    engine = make(
-        num_blocks=8, block_size=4, max_model_len=24, max_num_batched_tokens=8, max_num_seqs=4
-    )
+    engine = make(num_blocks=8, block_size=4, max_model_len=24, long_prefill_token_threshold=4)
     engine.add(make_request("a", [1] * 20, max_tokens=1), make_request("b", [2] * 20, max_tokens=1))
+    engine.step()
+    assert engine.scheduled() == {"a": 4}
+    engine.run()
+    assert engine.core.stats().num_preemptions == 0
+
+
+def test_a_request_is_not_started_on_the_last_block_of_another() -> None:
+    """Each running request keeps one free block to grow into, or the new one would be preempted."""
+    engine = make(num_blocks=4, block_size=4, caching=False)
+    engine.add(make_request("old", 4, max_tokens=2))
+    engine.step()
+    engine.add(make_request("new", 12, max_tokens=2))
+    engine.step()
+    assert engine.scheduled() == {"old": 1}
     engine.run()
     assert engine.core.stats().num_preemptions == 0
 
@@ -258,6 +283,18 @@ def test_prompt_logprobs_come_once_though_the_prefill_is_preempted() -> None:
     received = engine.received["lazy"]
     (logprobs,) = received.prompt_logprobs
     assert logprobs.token_ids[:, 0].tolist() == [n % 5 for n in range(1, 12)]
+
+
+def test_prompt_logprobs_that_were_sent_do_not_cost_the_cache() -> None:
+    """Preempted after its first token, such a request takes its blocks back like any other."""
+    engine = make(num_blocks=5, block_size=4, max_model_len=16)
+    engine.add(make_request("old", [1] * 7, max_tokens=9))
+    engine.add(make_request("new", [2] * 7, max_tokens=9, prompt_logprobs=0))
+    engine.run()
+    joined = [new for plan in engine.workers.plans for new in plan.new_requests]
+    assert [new.request_id for new in joined] == ["old", "new", "new"]
+    assert joined[-1].num_computed_tokens > 0
+    assert len(engine.received["new"].prompt_logprobs) == 1
 
 
 def test_reset_is_refused_while_blocks_are_held() -> None:
