@@ -191,13 +191,19 @@ def _hub(model: str) -> Path:
             " needs `hf auth login` or HF_TOKEN"
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        if HF_HUB_OFFLINE:
+            why = "HF_HUB_OFFLINE is set"
+        else:
+            why = f"the hub does not answer ({_first_line(error.__cause__ or error)})"
         raise ConfigError(
-            f"model {model} is no local folder and not in the hub's local cache, and"
-            f" {'HF_HUB_OFFLINE is set' if HF_HUB_OFFLINE else 'the hub cannot be reached'};"
-            " download it elsewhere and name its folder, or try `raywire serve demo`"
+            f"model {model} is no local folder and not in the hub's local cache, and {why}; download"
+            " it elsewhere and name its folder, or try `raywire serve demo`"
         ) from error
     # The bases are the transport's errors, of whichever library this version of the hub uses.
     except cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"cannot download model {model}: {reason[0]}") from error
+        raise ConfigError(f"cannot download model {model}: {_first_line(error)}") from error
     return Path(folder)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -76,14 +76,17 @@ def convert(source: Path, target: Path) -> None:
 
 def _load(source: Path) -> tuple[Any, Any]:
     """Return transformers' model and tokenizer of a GGUF file."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would fill a log file
+    is_watched = sys.stderr.isatty()
+    if not is_watched:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would fill a log file
     try:
         _speed_up_reading()
         # Not at the top: seconds of imports, which a caller that waits for another does not need.
         import torch
         import transformers
 
+        if not is_watched:
+            transformers.utils.logging.disable_progress_bar()
         where: dict[str, Any] = {
             "pretrained_model_name_or_path": str(source.parent),
             "gguf_file": source.name,
