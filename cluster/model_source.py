@@ -196,8 +196,8 @@ def _hub(model: str) -> Path:
         else:
             why = f"the hub does not answer ({_first_line(error.__cause__ or error)})"
         raise ConfigError(
-            f"model {model} is no local folder and not in the hub's local cache, and {why}; download"
-            " it elsewhere and name its folder, or try `raywire serve demo`"
+            f"model {model} is no local folder and not in the hub's local cache, and {why};"
+            " download it elsewhere and name its folder, or try `raywire serve demo`"
         ) from error
     # The bases are the transport's errors, of whichever library this version of the hub uses.
     except cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__) as error:
