@@ -5,6 +5,7 @@ The two generating routes differ in what they ask for and in their JSON; both ha
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from api.generate import Choice, Generation, Prompt
+from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, PositionLogprobs
 from api.protocol import GenerationBody
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
 from api.sse import EventStream
-from engine.errors import InvalidRequestError, RaywireError
-
-Batch = Sequence[tuple[Choice, OutputDelta]]
+from engine.errors import InvalidRequestError
 
 
 @dataclass(slots=True)
@@ -88,32 +87,23 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
     generation = Generation()
-    watch = _DisconnectWatch(request.receive, generation.cancel)
-    is_streaming = False
-    try:
+    with contextlib.ExitStack() as cleanup:
+        watch = _DisconnectWatch(request.receive, generation.cancel)
+        cleanup.callback(watch.stop)
+        cleanup.callback(generation.close)
         prompts = await service.threads.run(partial(job.prepare, service.model), job.num_bytes)
         generation.launch(service, prompts, job.params, job.arrived_at)
         form = job.make_format(generation, prompts)
-        if not job.body.stream:
-            return await _whole(generation, form, job.headers)
         batches = generation.batches()
+        if not job.body.stream:
+            parts = await _collect(batches, len(generation.choices))
+            generation.check_client()
+            return json_response(form.whole(parts), job.headers)
         first = await anext(batches, None)
         if first is None:
             raise ClientDisconnect
-        is_streaming = True
-    except RaywireError:
-        generation.close("error")
-        raise
-    finally:
-        if not is_streaming:
-            generation.close()
-            watch.stop()
-
-    def close() -> None:
-        generation.close()
-        watch.stop()
-
-    return EventStream(_events(form, first, batches), close, job.headers)
+        # From here on the response cleans up, when its last byte is out.
+        return EventStream(_events(form, first, batches), cleanup.pop_all().close, job.headers)
 
 
 def check_size(num_prompts: int, n: int, service: Service) -> None:
@@ -140,14 +130,12 @@ def now() -> int:
     return int(time.time())
 
 
-async def _whole(generation: Generation, form: Format, headers: dict[str, str]) -> Response:
-    parts = [Part() for _ in generation.choices]
-    async for batch in generation.batches():
+async def _collect(batches: AsyncIterator[Batch], num_choices: int) -> list[Part]:
+    parts = [Part() for _ in range(num_choices)]
+    async for batch in batches:
         for choice, delta in batch:
             parts[choice.index].add(delta)
-    if generation.is_cancelled:
-        raise ClientDisconnect
-    return json_response(form.whole(parts), headers)
+    return parts
 
 
 def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
@@ -155,7 +143,7 @@ def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -
 
 
 async def _events(
-    form: Format, first: Batch, batches: AsyncIterator[list[tuple[Choice, OutputDelta]]]
+    form: Format, first: Batch, batches: AsyncIterator[Batch]
 ) -> AsyncIterator[bytes]:
     if events := form.chunks(first):
         yield events

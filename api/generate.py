@@ -18,7 +18,7 @@ from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
 from api.sampling import SamplingParams
 from api.service import Service
-from engine.errors import RequestFailedError
+from engine.errors import RequestFailedError, ServerError
 from engine.wire import EngineCoreRequest
 
 
@@ -71,12 +71,16 @@ class Choice:
         )
 
 
+Batch = Sequence[tuple[Choice, OutputDelta]]
+"""What is new, of some of the choices."""
+
+
 class Generation:
     """The sequences of one request."""
 
     def __init__(self) -> None:
         self.choices: list[Choice] = []
-        self.is_cancelled = False
+        self._is_cancelled = False
         self._wakeup = Wakeup()
         self._n = 1
 
@@ -93,8 +97,7 @@ class Generation:
             ClientDisconnect: cancelled meanwhile; nothing was sent.
             EngineDeadError: an engine core is gone.
         """
-        if self.is_cancelled:
-            raise ClientDisconnect
+        self.check_client()
         self._n = params.n
         for prompt in prompts:
             for request in prompt.requests:
@@ -103,26 +106,37 @@ class Generation:
                 stream = service.client.stream(request, wakeup=self._wakeup, timeline=record)
                 self.choices.append(Choice(len(self.choices), processor, stream, record))
 
-    async def batches(self) -> AsyncIterator[list[tuple[Choice, OutputDelta]]]:
+    async def batches(self) -> AsyncIterator[Batch]:
         """All that is new, whenever something is; ends with the last choice, or when cancelled.
 
         Raises:
             EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
         """
         running = self.choices
-        while running and not self.is_cancelled:
-            batch = [(c, delta) for c in running if (delta := c.take()) is not None]
-            if batch:
+        while running and not self._is_cancelled:
+            if batch := self._take(running):
                 running = [choice for choice in running if not choice.processor.is_finished]
                 yield batch
             else:
                 await self._wakeup.wait()
 
+    def _take(self, running: Sequence[Choice]) -> Batch:
+        try:
+            return [(c, delta) for c in running if (delta := c.take()) is not None]
+        except ServerError:
+            self.close("error")
+            raise
+
     def cancel(self) -> None:
         """The client has gone: abort, and end `batches`."""
-        self.is_cancelled = True
+        self._is_cancelled = True
         self.close()
         self._wakeup.set()
+
+    def check_client(self) -> None:
+        """Raise ClientDisconnect if the client has gone."""
+        if self._is_cancelled:
+            raise ClientDisconnect
 
     def close(self, reason: str = "abort") -> None:
         """Abort whatever still runs. Idempotent."""

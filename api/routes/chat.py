@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from api import answer, body, logprobs, prompts, sse
-from api.generate import Generation, Prompt
+from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.protocol import (
     KNOWN_IN_CHAT,
@@ -96,7 +96,7 @@ class _ChatFormat:
         self._waiting = [answer.Part() for _ in generation.choices]
         self._is_begun = False
 
-    def chunks(self, batch: answer.Batch) -> bytes:
+    def chunks(self, batch: Batch) -> bytes:
         events = []
         if not self._is_begun:
             self._is_begun = True

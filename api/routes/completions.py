@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from api import answer, body, prompts, sse
-from api.generate import Generation, Prompt
+from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
 from api.output_processor import OutputDelta
@@ -124,7 +124,7 @@ class _CompletionFormat:
         self._writers = [CompletionLogprobsWriter() for _ in range(num_choices)]
         self._is_begun = [False] * num_choices
 
-    def chunks(self, batch: answer.Batch) -> bytes:
+    def chunks(self, batch: Batch) -> bytes:
         events = []
         for choice, delta in batch:
             part = self._waiting[choice.index]

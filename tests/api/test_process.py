@@ -197,7 +197,8 @@ def test_engine_death_answers_everybody_and_ends_the_server() -> None:
             assert "secret" not in response.text
         for path in ("/health", "/live", "/ready"):
             assert server.http.get(path).status_code == 503
-        assert server.http.get("/metrics").status_code == 200
+        failed = 'raywire:request_success_total{engine="0",finished_reason="error",model_name="m"}'
+        assert server.metric(failed) == 2
         assert server.join() == 1
 
 
