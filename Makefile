@@ -22,11 +22,13 @@ $(BIN)/python:
 
 # Two stamps, so that a demo does not wait for the developers' tools.
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@echo 'installing into $(VENV); the first time takes minutes'
+	@$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	@echo 'installing into $(VENV); the first time takes minutes'
+	@$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
 	@touch $@ $(VENV)/demo.stamp
 
 demo: $(VENV)/demo.stamp

@@ -52,18 +52,27 @@ def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
 
 
 def _wait_ready(server: "subprocess.Popen[bytes]", port: int, log_path: Path) -> None:
+    """Show what the server says of its start, until it is ready."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise click.ClickException(lines[-1] if lines else f"see {log_path}")
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(HOST, port, timeout=5)
-            connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
+    with log_path.open(encoding="utf-8", errors="replace") as log:
+        while time.monotonic() < deadline:
+            has_ended = server.poll() is not None
+            for line in log.readlines():
+                click.secho(f"  {line.rstrip().rpartition('] ')[2]}", dim=True)
+            if has_ended:
+                raise click.ClickException(f"the server has ended; see {log_path}")
+            if _is_ready(port):
                 return
-        time.sleep(0.2)
+            time.sleep(0.2)
     raise click.ClickException(f"not ready within {START_TIMEOUT_S:.0f} s; see {log_path}")
+
+
+def _is_ready(port: int) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection(HOST, port, timeout=5)
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    return False
 
 
 def _stream(model: str, port: int) -> Iterator[str]:
