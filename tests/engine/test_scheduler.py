@@ -186,7 +186,7 @@ def test_a_prompt_is_not_started_when_it_could_not_be_finished() -> None:
 def test_a_request_is_not_started_on_the_last_block_of_another() -> None:
     """Each running request keeps one free block to grow into, or the new one would be preempted."""
     engine = make(num_blocks=4, block_size=4, caching=False)
-    engine.add(make_request("old", 4, max_tokens=2))
+    engine.add(make_request("old", 3, max_tokens=3))
     engine.step()
     engine.add(make_request("new", 12, max_tokens=2))
     engine.step()

@@ -208,7 +208,7 @@ def _check_what_is_sent_once(request: EngineCoreRequest, received: Received) -> 
 
 
 AnyLoad.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     database=None,
