@@ -264,11 +264,11 @@ class Scheduler:
             )
         if reply.prompt_logprobs:
             self._keep_prompt_logprobs(step, reply)
-        num_running = len(self._requests)
+        num_before = len(self._requests)
         for request, token_id in zip(step.sampling, reply.sampled_token_ids.tolist(), strict=True):
             if not self._is_stale(request, step):
                 self._accept(request, token_id, reply)
-        if len(self._requests) < num_running:
+        if len(self._requests) < num_before:
             self._running = [r for r in self._running if r.status is Status.RUNNING]
         self._emit_news()
         self.counters.num_steps += 1

@@ -294,6 +294,8 @@ def test_prompt_logprobs_that_were_sent_do_not_cost_the_cache() -> None:
     joined = [new for plan in engine.workers.plans for new in plan.new_requests]
     assert [new.request_id for new in joined] == ["old", "new", "new"]
     assert joined[-1].num_computed_tokens > 0
+    stats = engine.core.stats()  # what a request finds when it is resumed is no hit
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (14, 0)
     assert len(engine.received["new"].prompt_logprobs) == 1
 
 
