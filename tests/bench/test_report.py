@@ -1,0 +1,96 @@
+"""The benchmark's report says what it measured, and `make bench` works."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench.machine import Load, ProcessMemory
+from tests.bench.report import EngineResult, Report, write_into
+from tests.bench.server_run import ServerResult, Streams
+
+
+def engine(name: str, factor: float) -> EngineResult:
+    row = {
+        "batch": 8,
+        "decode_step_ms": 10.0 * factor,
+        "prefill_tokens_per_s": 1000.0 / factor,
+        "output_tokens_per_s": 100.0,
+    }
+    server = ServerResult(
+        ready_s=5 * factor,
+        memory=[ProcessMemory("Worker", 100.0 * factor), ProcessMemory("API", 50.0 * factor)],
+        streams=[Streams(8, 100.0, 5.0, 1.0, 2.0)],
+    )
+    return EngineResult(name, "1", [row], server, {"offline": Load(10.0, 0.9, 0.04)})
+
+
+def report(*engines: EngineResult) -> str:
+    return Report(
+        "python -m tests.bench", "2030-01-02", "a machine", "demo", 128, 64, list(engines)
+    ).markdown()
+
+
+def test_a_ratio_is_ours_to_theirs_and_bold_where_ours_is_better() -> None:
+    """Less time and more throughput are both better; equal is neither."""
+    text = report(engine("raywire", 1.0), engine("vLLM", 2.0))
+
+    assert "| decode step, ms, batch 8 | 10.0 | 20.0 | **0.50** |" in text
+    assert "| prefill, tokens/s, batch 8 | 1000 | 500 | **2.00** |" in text
+    assert "| output, tokens/s, batch 8 | 100 | 100 | 1.00 |" in text
+    assert "| memory (PSS), MiB | 150 | 300 | **0.50** |" in text
+    assert "Memory of vLLM by process, MiB: Worker 200, API 100." in text
+    assert "raywire offline 90% / 4%" in text
+
+
+def test_without_a_peer_there_are_no_ratios() -> None:
+    """The figures stand alone where vLLM is not installed."""
+    text = report(engine("raywire", 1.0))
+
+    assert "| decode step, ms, batch 8 | 10.0 |" in text
+    assert "ratio" not in text
+
+
+def test_new_figures_replace_the_old_ones_and_nothing_else(tmp_path: Path) -> None:
+    """What people have written around the figures stays."""
+    file = tmp_path / "performance.md"
+    file.write_text(f"before\n\n{report(engine('raywire', 1.0))}\nafter\n")
+
+    write_into(file, report(engine("raywire", 3.0)))
+
+    text = file.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert text.count("decode step") == 1
+    assert "| decode step, ms, batch 8 | 30.0 |" in text
+
+
+def test_the_document_has_a_place_for_the_figures() -> None:
+    """`make bench` can write into docs/performance.md as it is in the repository."""
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+
+    assert text.count("<!-- bench: begin -->\n") == 1
+    assert text.count("<!-- bench: end -->\n") == 1
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_on_the_scripted_model(tmp_path: Path) -> None:
+    """Every measurement of it, on a real LLM and a real server."""
+    environ = {**os.environ, "RAYWIRE_CACHE_DIR": str(tmp_path)}
+    options = "--model scripted --batches 1,2 --repeats 1 --prompt-tokens 16 --output-tokens 8"
+
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.bench", *options.split(), "--logs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environ,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "RAYWIRE::Worker_DP0_PP0_TP0" in result.stdout
+    offline = json.loads((tmp_path / "raywire-offline.json").read_text(encoding="utf-8"))
+    assert [row["batch"] for row in offline["rows"]] == [1, 2]
