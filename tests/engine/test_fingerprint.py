@@ -96,7 +96,7 @@ def test_it_is_cheap_and_imports_no_package_to_learn_its_version(folder: Path) -
 
     took_s = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # its own work, however busy the machine is
         fingerprint.take(folder)
-        took_s.append(time.perf_counter() - began)
+        took_s.append(time.thread_time() - began)
     assert min(took_s) < 0.05
