@@ -37,7 +37,7 @@ def is_byte(tokenizer: Tokenizer, token_id: int) -> bool:
     return (tokenizer._backend.id_to_token(token_id) or "").startswith("<0x")
 
 
-@settings(max_examples=1000, deadline=None, database=None)
+@settings(max_examples=400, deadline=None, database=None)
 @given(_KINDS, _IDS, st.booleans())
 def test_pieces_are_the_whole_text(kind: str, token_ids: list[int], skips: bool) -> None:
     """For any tokens in any order, of every kind of tokenizer; and as the library decodes them."""
@@ -51,7 +51,7 @@ def test_pieces_are_the_whole_text(kind: str, token_ids: list[int], skips: bool)
         assert text == library_decode(tokenizer, token_ids, skips)
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=250, deadline=None, database=None)
 @given(_KINDS, st.text(max_size=30), st.booleans())
 def test_any_text_comes_back_as_the_library_has_it(kind: str, text: str, skips: bool) -> None:
     """Emoji and CJK of several tokens too, and byte tokens: valid text is never touched."""
@@ -61,7 +61,7 @@ def test_any_text_comes_back_as_the_library_has_it(kind: str, text: str, skips: 
     assert arrive(tokenizer, token_ids, skips) == library_decode(tokenizer, token_ids, skips)
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=250, deadline=None, database=None)
 @given(_KINDS, _IDS, st.data(), st.booleans())
 def test_an_output_goes_on_where_its_prompt_ended(
     kind: str, token_ids: list[int], data: st.DataObject, skips: bool

@@ -1,6 +1,7 @@
 """What is checked before anything reaches an engine core."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,21 @@ def test_a_prompt_may_fill_all_but_one_token() -> None:
     for too_long in (MAX_LEN, MAX_LEN + 1):
         with pytest.raises(ContextLengthError, match=str(too_long)):
             max_tokens_of(too_long)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
+    """Megabytes would take seconds; what is long but short in tokens still passes (F-34)."""
+    tokenizer = Tokenizer(byte_level(), {})
+    inputs = InputProcessor(tokenizer, max_model_len=1000, vocab_size=VOCAB)
+    text = "x y z " * 100_000
+    began = time.perf_counter()
+    with pytest.raises(ContextLengthError, match="600000 characters"):
+        inputs.encode(text)
+    refused_s = time.perf_counter() - began
+    tokenizer.encode(text)
+
+    assert refused_s < (time.perf_counter() - began) / 10
+    assert len(inputs.encode("<|turn|>" * 900)) == 900
 
 
 def test_max_tokens_must_fit_behind_the_prompt() -> None:

@@ -57,11 +57,13 @@ def processes_of(sockets: Path) -> list[psutil.Process]:
 
 
 def test_a_plain_script_forks_and_cleans_up(tmp_path: Path, model: Path) -> None:
-    """Without a guard and without `close`: quick to write, and nothing is left of it."""
+    """Without a guard, twice in a row, the second without `close`; and nothing is left of it."""
     done = run(
         tmp_path,
         f"""
 from api import LLM, SamplingParams
+with LLM({str(model)!r}) as first:
+    first.generate("bye")
 llm = LLM({str(model)!r})
 print("answer:", llm.generate("hello", SamplingParams(temperature=0))[0].outputs[0].text)
 """,
@@ -107,7 +109,7 @@ llm = LLM({str(model)!r})
     assert 'if __name__ == "__main__":' in done.stderr
     assert done.stderr.count("ConfigError") == 1
     assert done.stdout.count("imported") == 2
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_importing_the_names_is_light(tmp_path: Path) -> None:
