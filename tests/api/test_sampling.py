@@ -12,7 +12,7 @@ from engine.sampling_params import SamplingParams as EngineSamplingParams
 
 def test_only_what_the_engine_needs_travels() -> None:
     """Stop strings and the like stay here: the engine's struct arrives, with nothing added."""
-    params = SamplingParams(temperature=0.5, top_k=3, stop="END", n=2, seed=7)
+    params = SamplingParams(temperature=0.5, top_k=3, stop=("END",), n=2, seed=7)
 
     frames = Encoder().encode(params.for_engine())
 
