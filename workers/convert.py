@@ -1,6 +1,6 @@
 """ENTRY, short-lived process: a GGUF file to a folder with safetensors, config and tokenizer.
 
-    python -m workers.convert SOURCE.gguf TARGET
+    python -m workers.convert TARGET SOURCE.gguf [PART…]
 
 Started by `cluster.model_source` where the target is missing, and gone afterwards, so neither torch
 nor the memory for dequantising stays with a server. transformers reads the file; the weights become
@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,25 @@ EXIT_CONFIG = 2
 _MAGIC = b"GGUF"
 
 
-def main(source: str, target: str) -> int:
+def main(target: str, *parts: str) -> int:
     """Convert once; a target that is there already is left alone."""
     log.configure("Convert", os.environ.get("RAYWIRE_LOG_LEVEL") or "INFO")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends us
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     try:
-        convert(Path(source), Path(target))
+        convert([Path(part) for part in parts], Path(target))
     except ConfigError as error:
         sys.stdout.write(f"{error}\n")
         return EXIT_CONFIG
     return 0
 
 
-def convert(source: Path, target: Path) -> None:
+def convert(parts: Sequence[Path], target: Path) -> None:
     """Write the model of a GGUF file as a folder; nothing is there until all of it is.
+
+    Args:
+        parts: the file, or the pieces of it in order.
+        target: the folder.
 
     Raises:
         ConfigError: the file is no GGUF, holds a model that we cannot run, or a package to read it
@@ -60,22 +65,36 @@ def convert(source: Path, target: Path) -> None:
     with new_folder(target) as folder:
         if folder is None:
             return
-        _check_magic(source)
         started = time.monotonic()
-        logger.info("converting %s, once; the result goes to %s", source.name, target)
-        model, tokenizer = _load(source)
-        logger.info("converting %s: writing", source.name)
+        logger.info("converting %s, once; the result goes to %s", parts[0].name, target)
+        if len(parts) == 1:
+            model, tokenizer = _load(parts[0])
+        else:
+            # In the draft, so that it goes with it if this process is killed.
+            joined = folder / parts[0].with_suffix(".gguf").name
+            _join(parts, joined)
+            model, tokenizer = _load(joined)
+            joined.unlink()
+        logger.info("converting %s: writing", parts[0].name)
         if tokenizer.chat_template is None:
             tokenizer.chat_template = PLAIN_CHAT_TEMPLATE.read_text(encoding="utf-8")
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
         for file in folder.iterdir():
             shutil.copymode(folder / "config.json", file)  # safetensors leaves its own to the owner
-        logger.info("converting %s: done in %.0f s", source.name, time.monotonic() - started)
+        logger.info("converting %s: done in %.0f s", parts[0].name, time.monotonic() - started)
+
+
+def _join(parts: Sequence[Path], file: Path) -> None:
+    with file.open("wb") as joined:
+        for part in parts:
+            with part.open("rb") as piece:
+                shutil.copyfileobj(piece, joined, 1 << 20)
 
 
 def _load(source: Path) -> tuple[Any, Any]:
     """Return transformers' model and tokenizer of a GGUF file."""
+    _check_magic(source)
     is_watched = sys.stderr.isatty()
     if not is_watched:
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would fill a log file

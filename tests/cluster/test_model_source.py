@@ -1,11 +1,12 @@
 """Whatever the user names becomes a folder, or one line that says what to do."""
 
+import importlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +169,30 @@ def test_the_demo_says_whose_terms_its_weights_are_under(
         folders = [resolve("demo", cache_dir=tmp_path) for _ in range(2)]
 
     assert folders == [tmp_path / "models" / "gemma-3-270m-q4_k_m-a5fd3b62230aa5ec-v1"] * 2
-    assert [file.name for file in converted] == ["gemma-3-270m-q4_k_m.gguf"]
+    assert [file.name for file in converted] == [
+        f"gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)
+    ]
     assert caplog.text.count("Gemma Terms of Use") == 2
-    assert [file.name for file in tmp_path.iterdir()] == ["models"]
 
 
-def _stand_in(converted: list[Path]) -> Callable[[Path, Path], None]:
+def test_a_damaged_demo_says_how_to_repair_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are not what was published are not served."""
+    package = importlib.import_module(model_source.DEMO_PACKAGE)
+    (tmp_path / "part").write_bytes(b"GGUF, but not that one")
+    monkeypatch.setattr(package, "chunk_paths", lambda: [tmp_path / "part"])
+
+    with pytest.raises(ConfigError, match="force-reinstall"):
+        resolve("demo", cache_dir=tmp_path)
+
+
+def _stand_in(converted: list[Path]) -> Callable[[Sequence[Path], Path], None]:
     """A converter that only checks its file: the real one has tests of its own."""
 
-    def convert(source: Path, target: Path) -> None:
-        assert source.read_bytes()[:4] == b"GGUF"
-        converted.append(source)
+    def convert(parts: Sequence[Path], target: Path) -> None:
+        assert parts[0].read_bytes()[:4] == b"GGUF"
+        converted.extend(parts)
         target.mkdir(parents=True)
 
     return convert

@@ -21,10 +21,10 @@ TIMEOUT_S = 100
 
 
 @contextmanager
-def converter(source: Path, target: Path) -> Iterator["subprocess.Popen[str]"]:
+def converter(target: Path, *parts: Path) -> Iterator["subprocess.Popen[str]"]:
     """The process as `cluster.model_source` starts it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "workers.convert", str(source), str(target)],
+        [sys.executable, "-m", "workers.convert", str(target), *(str(part) for part in parts)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -53,11 +53,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str
 def test_two_conversions_at_once_give_one_complete_folder(
     tiny: tuple[Path, Path, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
-    """Weights, tokenizer and config are those of the file, with a chat template if it had none."""
+    """Weights, tokenizer and config are those of the file, with a chat template if it had none. The
+    file may come in pieces."""
     model, file, weights = tiny
     target = tmp_path / "models" / "converted"
+    whole, parts = file.read_bytes(), [tmp_path / "tiny.part0", tmp_path / "tiny.part1"]
+    parts[0].write_bytes(whole[:10_000])
+    parts[1].write_bytes(whole[10_000:])
 
-    with converter(file, target) as one, converter(file, target) as other:
+    with converter(target, *parts) as one, converter(target, *parts) as other:
         assert finish(one) == (0, "")
         assert finish(other) == (0, "")
 
@@ -74,6 +78,10 @@ def test_two_conversions_at_once_give_one_complete_folder(
     assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == 1
     assert "Assistant:" in (target / "chat_template.jinja").read_text()
     assert len({file.stat().st_mode for file in target.iterdir()}) == 1
+    assert {file.name for file in target.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
     assert not (tmp_path / "models" / ".converted.draft").exists()
 
 
@@ -82,7 +90,7 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"PK\x03\x04 not a model")
 
-    with converter(file, tmp_path / "out") as process:
+    with converter(tmp_path / "out", file) as process:
         exit_code, output = finish(process)
 
     assert exit_code == 2
@@ -96,7 +104,7 @@ def test_an_unknown_architecture_is_refused_in_one_line(
     """The line names what the file holds, before its weights are read."""
     write_gguf(tiny[0], tmp_path / "falcon.gguf", architecture="falcon")
 
-    with converter(tmp_path / "falcon.gguf", tmp_path / "out") as process:
+    with converter(tmp_path / "out", tmp_path / "falcon.gguf") as process:
         exit_code, output = finish(process)
 
     assert exit_code == 2
@@ -111,7 +119,7 @@ def test_a_truncated_file_is_refused_in_one_line(
     whole = tiny[1].read_bytes()
     (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
 
-    with converter(tmp_path / "half.gguf", tmp_path / "out") as process:
+    with converter(tmp_path / "out", tmp_path / "half.gguf") as process:
         exit_code, output = finish(process)
 
     assert exit_code == 2
@@ -124,7 +132,7 @@ def test_a_converter_ends_with_its_parent(
     tiny: tuple[Path, Path, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
     """No process is left when the server that wanted the model is killed."""
-    with converter(tiny[1], tmp_path / "out") as process:
+    with converter(tmp_path / "out", tiny[1]) as process:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(TIMEOUT_S) == -9
