@@ -111,7 +111,7 @@ def test_a_model_folder_that_cannot_work(
 
 def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
     """What only a worker finds out travels up as its message: no traceback on the way."""
-    folder = make_scripted_model(tmp_path / "model", kind="echo")
+    folder = make_scripted_model(tmp_path, kind="echo")
 
     line, _ = refuse(str(folder), "--port", "0", "--kv-cache-memory-bytes", "4K")
 
@@ -120,7 +120,7 @@ def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
 
 def test_a_script_that_cannot_work(tmp_path: Path) -> None:
     """A mistake that only the worker can see."""
-    folder = make_scripted_model(tmp_path / "model", kind="tokens", token_ids=[])
+    folder = make_scripted_model(tmp_path, kind="tokens", token_ids=[])
 
     line, _ = refuse(str(folder), "--port", "0")
 

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: running requests end, then everything does, and nothing is left."""
 
+import os
 import re
 import signal
 import time
@@ -15,7 +16,7 @@ from tests.helpers.streams import BackgroundStream, completion_body, metric, wai
 @pytest.fixture(scope="module")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Speaks for ever, at 50 tokens a second."""
-    return make_slow_model(tmp_path_factory.mktemp("models") / "slow")
+    return make_slow_model(tmp_path_factory.mktemp("models"))
 
 
 def test_sigterm_drains(slow_model: Path) -> None:
@@ -37,6 +38,21 @@ def test_sigterm_drains(slow_model: Path) -> None:
         assert server.wait() == 0
         server.assert_gone()
         assert not re.search(r"^ERROR|Traceback|first cause", server.log, re.MULTILINE), server.log
+
+
+def test_sigterm_to_the_whole_group_drains_too(slow_model: Path) -> None:
+    """As `timeout` and systemd send it: engine core and workers leave it to the API server."""
+    with running_server(str(slow_model), "--served-model-name", "m", "-tp", "2") as server:
+        stream = BackgroundStream(server, max_tokens=50)
+        assert stream.started.wait(10)
+        for pid in server.raywire_processes().values():
+            os.kill(pid, signal.SIGTERM)
+
+        stream.join()
+        assert stream.finish_reasons == ["length"]
+        assert server.wait() == 0
+        server.assert_gone()
+        assert "first cause" not in server.log
 
 
 def test_what_does_not_end_in_time_is_ended(slow_model: Path) -> None:
