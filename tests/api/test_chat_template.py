@@ -33,6 +33,7 @@ TOOLS = """\
 {% endfor %}
 {% for m in messages if m.role != 'skip' %}
   {% if m.role == 'stop' %}{% break %}{% endif %}
+  {% if 'tool_calls' in m %}calls{% endif %}
   {% generation %}{{ m.content }}{% endgeneration %}{{ "<é&>" | tojson }}{{ extra or 'none' }}
 {% endfor %}{{ strftime_now("%Y") | length }}{{ dict(a=1) | tojson }}"""
 

@@ -163,10 +163,10 @@ def test_a_token_costs_the_same_however_long_the_text(kind: str) -> None:
 
     def seconds(count: int) -> float:
         token_ids = [numbers.randrange(tokenizer.vocab_size) for _ in range(count)]
-        began = time.perf_counter()
+        began = time.process_time()
         for token_id in token_ids:
             stream.push([token_id])
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     count = 25_000 if tokenizer.rule is not None else 2_500
     assert min(seconds(count // 5) for _ in range(5)) < 3 * seconds(count // 5)

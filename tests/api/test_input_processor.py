@@ -53,13 +53,13 @@ def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
     tokenizer = Tokenizer(byte_level(), {})
     inputs = InputProcessor(tokenizer, max_model_len=1000, vocab_size=VOCAB)
     text = "x y z " * 100_000
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ContextLengthError, match="600000 characters"):
         inputs.encode(text)
-    refused_s = time.perf_counter() - began
+    refused_s = time.process_time() - began
     tokenizer.encode(text)
 
-    assert refused_s < (time.perf_counter() - began) / 10
+    assert refused_s < (time.process_time() - began) / 10
     assert len(inputs.encode("<|turn|>" * 900)) == 900
 
 

@@ -85,9 +85,9 @@ def test_time_is_linear_in_the_text() -> None:
     seconds = []
     for length in (50_000, 100_000):
         matcher = StopMatcher(stop)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(length // 10):
             matcher.push("a" * 10)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
 
     assert seconds[1] < 5 * seconds[0]

@@ -182,14 +182,14 @@ def test_encoding_leaves_other_threads_running(tmp_path: Path) -> None:
     longest_gap_s = 0.0
     with ThreadPoolExecutor(1) as pool:
         encoding = pool.submit(tokenizer.encode, "the lazy dog, and the fox. " * 100_000)
-        last = time.perf_counter()
+        began = last = time.perf_counter()
         while not encoding.done():
             time.sleep(0)  # gives the lock away, as a select call does
             now = time.perf_counter()
             longest_gap_s, last = max(longest_gap_s, now - last), now
 
     assert len(encoding.result()) > 100_000
-    assert longest_gap_s < 0.5
+    assert longest_gap_s < (last - began) / 3
 
 
 def test_time_per_token_is_flat_in_special_tokens(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_time_per_token_is_flat_in_special_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(save(byte_level(), tmp_path))
 
     def seconds(count: int) -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         tokenizer.encode("<|turn|>" * count)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(1000)
     assert min(seconds(40_000) for _ in range(3)) < 3.5 * min(seconds(20_000) for _ in range(3))
