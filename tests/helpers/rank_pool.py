@@ -4,8 +4,9 @@
         engine = pool.start(config, spec, rendezvous)
         output = engine.execute(plan)
 
-Importing torch takes longer than any test here, so the processes stay and get one worker after the
-other. Plans go to them over pipes: the ring is somebody else's test.
+Importing torch and transformers takes longer than any test here, so one process does it, the ranks
+are forked from that, and they stay to get one worker after the other. Plans go to them over pipes:
+the ring is somebody else's test.
 """
 
 import multiprocessing
@@ -13,22 +14,24 @@ import os
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from types import TracebackType
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport
+from workers.worker import Worker
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 
 
 class RankPool:
     """Processes that can each hold one rank."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._ranks: list[tuple[SpawnProcess, Connection]] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["workers.worker"])
+        self._ranks: list[tuple[ForkServerProcess, Connection]] = []
 
     def __enter__(self) -> "RankPool":
         return self
@@ -108,16 +111,12 @@ class _Failure:
 
 def _serve(pipe: Connection) -> None:
     """Hold one worker after the other, until the pipe closes. Entry of the processes."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Imported here, after the environment that torch reads.
-    from workers.worker import Worker
-
     worker: Worker | None = None
     while True:
         try:
             method, args = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             if method == "start":
