@@ -5,15 +5,13 @@ children's sentinels; what a death means is decided by `judge`, which is pure. W
 watched here: they are their engine core's children, and its executor reports them.
 """
 
-import contextlib
 import logging
 import multiprocessing
-import signal
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
@@ -21,7 +19,12 @@ from cluster.environment import StartMethod
 from engine.config import EngineConfig
 from engine.errors import ServerError
 from engine.executor import StartExecutor
-from engine.lifecycle import describe_exit, end_processes
+from engine.lifecycle import (
+    ask_to_end,
+    describe_exit,
+    end_processes,
+    group_signals_held_back,
+)
 from engine.process import main as engine_main
 from workers.executor import start_executor
 
@@ -98,7 +101,7 @@ class Supervisor:
                 )
             if method == "spawn":
                 resource_tracker.ensure_running()  # started later, it would clear the mask
-            with _interrupts_held_back():
+            with group_signals_held_back():
                 for process in self._processes:
                     process.start()
 
@@ -108,7 +111,7 @@ class Supervisor:
         self._watcher.start()
 
     def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """End all cores: ask with SIGTERM, wait, kill. Idempotent; nothing can be started after it.
+        """End all cores: ask, wait, kill. Idempotent; nothing can be started after it.
 
         Args:
             patience_s: how long they may take.
@@ -121,7 +124,7 @@ class Supervisor:
             self._watcher.join(_LAST_WORDS_S + 1.0)
         started = [process for process in self._processes if process.pid is not None]
         for process in started:
-            process.terminate()
+            ask_to_end(process)
         deadline = time.monotonic() + patience_s
         while any(p.is_alive() for p in started) and not is_urgent():
             if time.monotonic() >= deadline:
@@ -181,14 +184,3 @@ def _without_main_module(
         main(config, executor)
 
     return forked_main
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Start children with SIGINT blocked: Ctrl-C goes to the whole foreground group, and only the
-    parent acts on it. Children inherit the mask, so there is no moment in which it hits them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -22,6 +22,13 @@ import setproctitle
 
 logger = logging.getLogger(__name__)
 
+STOP_SIGNAL = signal.SIGUSR1
+"""How a parent asks its engine core to end. Not SIGTERM: `timeout`, systemd and container runtimes
+send that to every process of a group, and only the API server, which drains, may act on it."""
+
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What reaches a whole process group at once, from a terminal or a supervisor."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -140,23 +147,39 @@ def interrupted_by(signum: signal.Signals, handle: Callable[[], None]) -> Iterat
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent, which stops its children in order. For child processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def leave_stopping_to_parent() -> None:
+    """Ignore SIGINT and SIGTERM: they come to the whole group, and the parent stops its children in
+    order. For child processes."""
+    for signum in _GROUP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def group_signals_held_back() -> Iterator[None]:
+    """Start children with SIGINT and SIGTERM blocked. They inherit the mask, so there is no moment
+    in which what was sent to the group ends a child that its parent still needs."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ask_to_end(process: BaseProcess) -> None:
+    """Send STOP_SIGNAL, if there is a process to take it."""
+    if process.pid is not None and process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, STOP_SIGNAL)
 
 
 def end_processes(processes: Iterable[BaseProcess], timeout_s: float) -> None:
-    """Wait for child processes that were asked to end, then send SIGTERM, then SIGKILL. Returns
-    when all are gone."""
+    """Wait for child processes that were asked to end, then kill them. Returns when all are
+    gone."""
     alive = [p for p in processes if p.pid is not None]
-    for act, patience_s in (
-        (None, timeout_s),
-        (BaseProcess.terminate, min(timeout_s, 2.0)),
-        (BaseProcess.kill, 5.0),
-    ):
-        if act is not None:
+    for is_over, patience_s in ((False, timeout_s), (True, 5.0)):
+        if is_over:
             for process in alive:
-                act(process)
+                process.kill()
         deadline = time.monotonic() + patience_s
         for process in alive:
             process.join(max(0.0, deadline - time.monotonic()))

@@ -10,11 +10,11 @@ what begins and how it ends:
     1. start the workers; from then on heartbeats say LOADING,
     2. load the model, size and allocate the KV cache, freeze the heap,
     3. READY to every API server; requests flow,
-    4. loop, until SIGTERM or a failure,
+    4. loop, until the parent says stop (`lifecycle.STOP_SIGNAL`) or something fails,
     5. DEAD with the cause to every API server, end the workers, exit.
 
 Exit codes: 2 for settings that cannot work (DEAD carries the message), 1 for a failure (the first
-cause is in the log), and death by SIGTERM where that ended it.
+cause is in the log), and death by the stop signal where that ended it.
 """
 
 import gc
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
+STOPPED = "stopped by its parent"
+
 MAX_CAUSE_CHARS = 2000
 """Of a cause in DEAD: enough for a message, whatever an exception's text holds."""
 
@@ -55,15 +57,15 @@ def main(config: EngineConfig, start_executor: StartExecutor) -> NoReturn:
     lifecycle.set_title(name)
     log.configure(name, config.log_level)
     lifecycle.die_with_parent(at_once=False)
-    lifecycle.ignore_interrupts()
+    lifecycle.leave_stopping_to_parent()
     exit_code = EngineProcess(config).run(start_executor)
-    if exit_code == -signal.SIGTERM:
-        _die_of(signal.SIGTERM)
+    if exit_code == -lifecycle.STOP_SIGNAL:
+        _die_of(lifecycle.STOP_SIGNAL)
     sys.exit(exit_code)
 
 
 class _Stopped(BaseException):
-    """SIGTERM, raised in the main thread wherever that is: loading may take minutes."""
+    """The stop signal, raised in the main thread wherever that is: loading may take minutes."""
 
 
 class EngineProcess:
@@ -84,11 +86,11 @@ class EngineProcess:
     def run(self, start_executor: StartExecutor) -> int:
         """Start, loop, end. Returns the exit code."""
         try:
-            with lifecycle.interrupted_by(signal.SIGTERM, self._stop):
+            with lifecycle.interrupted_by(lifecycle.STOP_SIGNAL, self._stop):
                 self._start(start_executor).run()
-            cause, exit_code = "stopped by SIGTERM", -signal.SIGTERM
+            cause, exit_code = STOPPED, -lifecycle.STOP_SIGNAL
         except _Stopped:
-            cause, exit_code = "stopped by SIGTERM", -signal.SIGTERM
+            cause, exit_code = STOPPED, -lifecycle.STOP_SIGNAL
         except ConfigError as error:
             cause, exit_code = str(error), EXIT_CONFIG
         except ExecutorError as error:

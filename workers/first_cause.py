@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from workers.rpc import Failed
 
-# When a peer has gone, collective libraries abort; and SIGTERM is how processes are asked to go.
-_CONSEQUENCES = (-signal.SIGABRT, -signal.SIGTERM)
+# When a peer has gone, collective libraries abort.
+_CONSEQUENCES = (-signal.SIGABRT,)
 
 
 def choose(deaths: Mapping[int, int], failures: Mapping[int, Failed]) -> int:

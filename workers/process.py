@@ -74,7 +74,7 @@ def rank_name(parallel: ParallelConfig, rank: int) -> str:
 def main(start: WorkerStart) -> None:
     """Run one worker until its engine core closes the ring. Entry of the worker process."""
     lifecycle.die_with_parent(at_once=True)
-    lifecycle.ignore_interrupts()
+    lifecycle.leave_stopping_to_parent()
     name = f"Worker_{rank_name(start.config.parallel, start.rank)}"
     lifecycle.set_title(name)
     log.configure(name, start.config.log_level)

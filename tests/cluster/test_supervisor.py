@@ -14,6 +14,7 @@ from cluster.supervisor import Supervisor, judge
 from engine.config import EngineConfig, ModelConfig, WireConfig
 from engine.errors import ServerError
 from engine.executor import StartExecutor
+from engine.lifecycle import STOP_SIGNAL
 
 CONFIG = EngineConfig(
     model=ModelConfig(path="/none", model_type="scripted"),
@@ -27,8 +28,8 @@ def sleep(config: EngineConfig, start_executor: StartExecutor) -> None:
 
 
 def refuse_to_end(config: EngineConfig, start_executor: StartExecutor) -> None:
-    """A core that ignores SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """A core that does not heed the stop signal."""
+    signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     time.sleep(600)
 
 
@@ -117,7 +118,7 @@ def test_a_core_that_ends_without_a_word_is_the_first_cause(
 def test_closing_asks_and_is_no_death(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SIGTERM, and nobody is told of a death."""
+    """By the stop signal, and nobody is told of a death."""
     supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, sleep))
     supervisors[0].start([CONFIG], "spawn")
     supervisors[0].watch()
@@ -125,7 +126,7 @@ def test_closing_asks_and_is_no_death(
     supervisors[0].close(5.0)
     supervisors[0].close(5.0)
 
-    assert supervisors[0].exit_codes == [-signal.SIGTERM]
+    assert supervisors[0].exit_codes == [-STOP_SIGNAL]
     assert parent.deaths == []
     assert first_causes(caplog) == []
 
@@ -138,7 +139,7 @@ def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Su
     began = time.monotonic()
     supervisors[0].close(60.0, is_urgent=lambda: True)
 
-    assert supervisors[0].exit_codes[0] in (-signal.SIGKILL, -signal.SIGTERM)
+    assert supervisors[0].exit_codes[0] in (-signal.SIGKILL, -STOP_SIGNAL)
     assert time.monotonic() - began < 30
 
 

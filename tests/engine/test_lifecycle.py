@@ -8,26 +8,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 import psutil
 import pytest
 
 from engine.lifecycle import (
+    STOP_SIGNAL,
     StopFlag,
+    ask_to_end,
     describe_exit,
     end_processes,
     interrupted_by,
     stop_on_signals,
 )
 
-USR1 = signal.SIGUSR1
+USR2 = signal.SIGUSR2
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class Stopped(BaseException):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_before() -> Iterator[None]:
+    """A signal left ignored would be ignored by all later children too."""
+    before = signal.getsignal(USR2)
+    yield
+    signal.signal(USR2, before)
 
 
 def stop() -> None:
@@ -54,14 +64,14 @@ def kill_later(signum: signal.Signals, delay_s: float = 0.05) -> threading.Timer
 )
 def test_a_signal_interrupts_what_blocks_the_main_thread(block: Callable[[], object]) -> None:
     """At once, and once: the signal is ignored afterwards."""
-    timer = kill_later(USR1)
+    timer = kill_later(USR2)
     began = time.monotonic()
-    with pytest.raises(Stopped), interrupted_by(USR1, stop):
+    with pytest.raises(Stopped), interrupted_by(USR2, stop):
         block()
     timer.join()
 
     assert time.monotonic() - began < 5.0
-    os.kill(os.getpid(), USR1)
+    os.kill(os.getpid(), USR2)
 
 
 def test_no_signal_is_lost_in_the_instant_before_a_sleep() -> None:
@@ -72,10 +82,10 @@ def test_no_signal_is_lost_in_the_instant_before_a_sleep() -> None:
 
         def kill() -> None:
             ready.wait()
-            os.kill(os.getpid(), USR1)
+            os.kill(os.getpid(), USR2)
 
         threading.Thread(target=kill).start()
-        with interrupted_by(USR1, stop):
+        with interrupted_by(USR2, stop):
             ready.set()
             queue.SimpleQueue[int]().get(timeout=20.0)
 
@@ -88,24 +98,24 @@ def test_no_signal_is_lost_in_the_instant_before_a_sleep() -> None:
 
 def test_the_stop_flag_counts_signals() -> None:
     """The second one means at once; handlers are as before after the block."""
-    before = signal.getsignal(USR1)
-    with stop_on_signals(USR1) as flag:
+    before = signal.getsignal(USR2)
+    with stop_on_signals(USR2) as flag:
         counts = [flag.count]
         for _ in range(2):
-            os.kill(os.getpid(), USR1)
+            os.kill(os.getpid(), USR2)
             counts.append(flag.count)
 
     assert counts == [0, 1, 2]
     assert flag.is_set
     assert not StopFlag().is_set
-    assert signal.getsignal(USR1) is before
+    assert signal.getsignal(USR2) is before
 
 
 # -------------------------------------------------------------------------------------- children
 
 
 def sleep_stubbornly(started: Connection) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     started.send_bytes(b"x")
     time.sleep(600)
 
@@ -115,8 +125,8 @@ def sleep_obediently(started: Connection) -> None:
     time.sleep(600)
 
 
-def test_processes_are_asked_then_killed() -> None:
-    """SIGTERM ends the one that heeds it; SIGKILL the other; both are gone on return."""
+def test_processes_are_waited_for_then_killed() -> None:
+    """Who heeds the stop signal ends by it, the other by SIGKILL; both are gone on return."""
     reader, writer = SPAWN.Pipe(duplex=False)
     children = [
         SPAWN.Process(target=target, args=(writer,))
@@ -127,9 +137,11 @@ def test_processes_are_asked_then_killed() -> None:
     for _ in children:
         reader.recv_bytes()
 
+    for child in children:
+        ask_to_end(child)
     end_processes([*children, SPAWN.Process()], timeout_s=0.2)
 
-    assert [child.exitcode for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
+    assert [child.exitcode for child in children] == [-STOP_SIGNAL, -signal.SIGKILL]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -16,6 +16,8 @@ import pytest
 
 from engine import fingerprint
 from engine.executor import StartExecutor
+from engine.lifecycle import STOP_SIGNAL, ask_to_end
+from engine.process import STOPPED
 from engine.wire import (
     EngineCoreOutputs,
     EngineDead,
@@ -306,22 +308,23 @@ def test_a_crashed_thread_is_a_dead_core(thread: str, capfd: pytest.CaptureFixtu
     ],
     ids=["loading", "hanging", "idle"],
 )
-def test_sigterm_stops_the_core_at_once(
+def test_the_stop_signal_ends_the_core_at_once(
     fake: dict[str, Any], is_doing: Callable[[Heartbeat], bool]
 ) -> None:
-    """Whatever it does; the parent sees the signal, the API servers the reason. SIGINT is the
-    parent's business and does nothing."""
+    """Whatever it does; the parent sees the signal, the API servers the reason. SIGINT and
+    SIGTERM, which come to a whole group, are the parent's business and do nothing."""
     with run_core(is_ready="load_delay_s" not in fake, **fake) as core:
         if core.api.identity:
             core.api.add("r")
         core.api.wait_for(Heartbeat, is_doing)
         os.kill(core.pid, signal.SIGINT)
+        os.kill(core.pid, signal.SIGTERM)
         core.api.wait_for(Heartbeat)
         began = time.monotonic()
-        core.process.terminate()
+        ask_to_end(core.process)
 
-        assert core.api.wait_for(EngineDead).cause == "stopped by SIGTERM"
-        assert core.exit_code() == -signal.SIGTERM
+        assert core.api.wait_for(EngineDead).cause == STOPPED
+        assert core.exit_code() == -STOP_SIGNAL
         assert time.monotonic() - began < 3.0
 
 
@@ -342,9 +345,9 @@ def test_an_ordered_stop_does_not_wait_for_api_servers_that_have_gone() -> None:
     with run_core() as core:
         core.api.close()
         began = time.monotonic()
-        core.process.terminate()
+        ask_to_end(core.process)
 
-        assert core.exit_code() == -signal.SIGTERM
+        assert core.exit_code() == -STOP_SIGNAL
         assert time.monotonic() - began < 3.0
 
 

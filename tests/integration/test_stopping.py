@@ -45,8 +45,7 @@ def test_sigterm_to_the_whole_group_drains_too(slow_model: Path) -> None:
     with running_server(str(slow_model), "--served-model-name", "m", "-tp", "2") as server:
         stream = BackgroundStream(server, max_tokens=50)
         assert stream.started.wait(10)
-        for pid in server.raywire_processes().values():
-            os.kill(pid, signal.SIGTERM)
+        os.killpg(server.process.pid, signal.SIGTERM)
 
         stream.join()
         assert stream.finish_reasons == ["length"]
