@@ -208,9 +208,7 @@ class MultiprocExecutor:
             self._raise_failure()
             if time.monotonic() > self._start_deadline_s:
                 timeout_s = self._config.executor.start_timeout_s
-                self._fail(
-                    ExecutorError(f"no sign within {timeout_s:.0f} s of {', '.join(missing)}")
-                )
+                self._fail(ExecutorError(f"no sign within {timeout_s:g} s of {', '.join(missing)}"))
 
     def _keep(self, resource: Resource) -> Resource:
         return self._resources.enter_context(contextlib.closing(resource))

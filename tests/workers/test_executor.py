@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -318,12 +319,23 @@ def test_config_error_travels_up_as_its_message(
 def test_load_that_takes_too_long_names_who_is_missing(folder: Path) -> None:
     """One rank has loaded, the other one never does."""
     fault = Fault(1, "load", "hang")
-    with start(folder, fault, tensor_parallel_size=2, start_timeout_s=3.0) as started:
+    with start(folder, fault, tensor_parallel_size=2) as started:
+        started.executor._start_deadline_s = time.monotonic() + 0.5
         with pytest.raises(ExecutorError) as caught:
             started.executor.load()
     assert "load has no reply in" in caught.value.cause
     assert "due from worker DP0_PP0_TP1" in caught.value.cause
     assert "TP0" not in caught.value.cause
+
+
+def test_workers_that_do_not_appear_in_time_are_named(folder: Path) -> None:
+    """No process starts in a millisecond: all of them are missing, and none is left."""
+    with pytest.raises(
+        ExecutorError, match=r"no sign within 0.001 s of .*_TP0 pid=\d+, .*_TP1 pid="
+    ):
+        with start(folder, tensor_parallel_size=2, start_timeout_s=0.001):
+            pass
+    assert multiprocessing.active_children() == []
 
 
 def test_too_many_workers_for_a_ring_are_refused(folder: Path) -> None:
