@@ -173,12 +173,13 @@ class EngineClient:
         self._attach()
         try:
             async with asyncio.timeout(timeout_s):
-                while missing := [e.index for e in self.engines if e.ready is None]:
+                while missing := [engine for engine in self.engines if engine.ready is None]:
                     self._raise_if_dead()
                     await self._starting.wait()
         except TimeoutError:
-            cause = f"no READY within {timeout_s:.0f} s from engine cores {missing}"
-            self._declare_dead(missing[0], cause, is_first=True)
+            names = ", ".join(f"engine core {e.index} ({e.describe()})" for e in missing)
+            cause = f"no READY within {timeout_s:.0f} s from {names}"
+            self._declare_dead(missing[0].index, cause, is_first=True)
         self._raise_if_dead()
         return [engine.ready for engine in self.engines if engine.ready is not None]
 

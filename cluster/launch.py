@@ -43,7 +43,7 @@ EXIT_CONFIG = 2
 """What an engine core exits with when its settings or its model cannot work; its last words say
 why."""
 
-_EXECUTOR_SPEAKS_FIRST_S = 5.0
+_EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
 
@@ -115,6 +115,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
         finally:
             supervisor.close(patience_s=4.0, is_urgent=lambda: stop.count > 1)
             end_helpers()
+            sweep(folder.path.parent)  # a core that had to be killed may have left its own
     if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
         raise ConfigError(client.death.cause)
     return code
@@ -257,3 +258,4 @@ def start_engines(options: EngineOptions) -> Engines:
 def _end_engines(supervisor: Supervisor, folder: IpcFolder) -> None:
     supervisor.close(patience_s=4.0)
     folder.remove()
+    sweep(folder.path.parent)  # a core that had to be killed may have left its own

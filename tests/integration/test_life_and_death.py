@@ -157,3 +157,29 @@ def test_what_a_killed_start_leaves_is_swept() -> None:
 
         with running_server("scripted", env={"RAYWIRE_RPC_BASE_PATH": str(server.folder)}):
             assert not any(folder.exists() for folder in left)
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Worker_DP0_PP0_TP0", ("load has no reply", "DP0_PP0_TP0")),
+        pytest.param(
+            "EngineCore_DP0",
+            ("no READY within 15 s", "engine core 0"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_start_that_takes_too_long_names_who_is_missing(
+    title: str, words: tuple[str, ...]
+) -> None:
+    """--startup-timeout ends it, with the process that stands still and what it last said."""
+    flags = ("--startup-timeout", "5")
+    with running_server("scripted", *flags, is_ready_awaited=False) as server:
+        wait_for(lambda: f"RAYWIRE::{title}" in server.raywire_processes(), title, 30)
+        server.wait_for_log("workers started")
+        os.kill(server.raywire_processes()[f"RAYWIRE::{title}"].pid, signal.SIGSTOP)
+
+        assert server.wait() == 1
+        assert_one_first_cause(server, *words)
+        server.assert_gone()
