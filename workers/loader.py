@@ -17,6 +17,7 @@ from typing import Any
 
 import safetensors
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -35,6 +36,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _UNSTEADY_ROPE = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies follow the longest sequence seen: in a batch, a request's
 tokens would depend on its neighbours."""
+
+_CONFIG_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    StrictDataclassError,
+)
+"""What transformers raises over a config.json with wrong types, or sizes that contradict each
+other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +106,8 @@ def read_config(folder: Path) -> Any:
     """transformers' configuration of the text model in a folder."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+    except _CONFIG_ERRORS as error:
+        raise ConfigError(_refusal(error)) from error
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(p for p in rope.values() if isinstance(p, dict))):
         if parameters.get("rope_type") in _UNSTEADY_ROPE:
@@ -103,6 +116,10 @@ def read_config(folder: Path) -> Any:
                 " request's tokens depend on its neighbours; it is not supported"
             )
     return config
+
+
+def _refusal(error: Exception) -> str:
+    return f"transformers cannot use this config.json: {' '.join(str(error).split())}"
 
 
 def _dtype(name: str, config: Any) -> torch.dtype:
@@ -116,10 +133,13 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     """The model with parameters that have shapes and no memory, and real buffers."""
     config.pad_token_id = None  # of no use without padding; costs checks in every forward pass
     select.register()
-    with _parameters_on_meta():
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=select.IMPLEMENTATION
-        )
+    try:
+        with _parameters_on_meta():
+            return AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=select.IMPLEMENTATION
+            )
+    except _CONFIG_ERRORS as error:
+        raise ConfigError(_refusal(error)) from error
 
 
 @contextlib.contextmanager
