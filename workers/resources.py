@@ -53,9 +53,9 @@ def available_cores() -> int:
     """Cores this process may keep busy."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for folder in _cgroups():
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
-            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+        match _read(folder / "cpu.max").split():
+            case [quota, period] if quota != "max":
+                cores = min(cores, math.ceil(int(quota) / int(period)))
     return cores
 
 
