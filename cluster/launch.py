@@ -113,7 +113,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
         try:
             code = run_api_server(_api_config(config), http_socket, client, start, stop)
         finally:
-            supervisor.close(patience_s=4.0, is_urgent=lambda: stop.count > 1)
+            supervisor.close(_patience_s(client), is_urgent=lambda: stop.count > 1)
             end_helpers()
             sweep(folder.path.parent)  # a core that had to be killed may have left its own
     if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
@@ -142,6 +142,12 @@ def num_available_vcpus() -> int:
         return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         return count
+
+
+def _patience_s(client: EngineClient) -> float:
+    """How long engine cores may take to end. One that loads has workers deep in an import or a
+    file, which are not waited for: they die with it."""
+    return 1.0 if any(engine.ready is None for engine in client.engines) else 4.0
 
 
 def end_helpers() -> None:
@@ -199,7 +205,7 @@ class Engines:
         client = self.client
         self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
         self._folder = folder
-        self.close = weakref.finalize(self, _end_engines, self._supervisor, folder)
+        self.close = weakref.finalize(self, _end_engines, self._supervisor, client, folder)
         """End everything: ask, wait, kill. Idempotent."""
 
         configs = options.engine_configs(
@@ -255,7 +261,7 @@ def start_engines(options: EngineOptions) -> Engines:
     return Engines(options, variables, resolve_model(options.model, variables))
 
 
-def _end_engines(supervisor: Supervisor, folder: IpcFolder) -> None:
-    supervisor.close(patience_s=4.0)
+def _end_engines(supervisor: Supervisor, client: EngineClient, folder: IpcFolder) -> None:
+    supervisor.close(_patience_s(client))
     folder.remove()
     sweep(folder.path.parent)  # a core that had to be killed may have left its own
