@@ -1,12 +1,15 @@
 """The `openai` Python client, unmodified, against a scripted and a real model."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
+from api.tokenizer import Tokenizer
 from tests.helpers.server import Server, running_server
 from tests.helpers.streams import metric
+from tests.helpers.tiny_models import clear_prompts, greedy_tokens, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,33 @@ def test_seeds_repeat(client: openai.OpenAI) -> None:
         for _ in range(3)
     }
     assert len(texts) == 1
+
+
+@pytest.mark.slow
+def test_a_real_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same client on weights: greedy text is what transformers generates."""
+    folder = tiny_model("llama", tmp_path_factory.mktemp("models"))
+    [prompt] = clear_prompts(folder, 1, 12)
+    expected = Tokenizer.load(folder).decode(greedy_tokens(folder, prompt, 12))
+    flags = ("--dtype", "float32", "--served-model-name", "m")
+    with (
+        running_server(str(folder), *flags) as server,
+        openai.OpenAI(base_url=server.openai_url, api_key="none", max_retries=0) as client,
+    ):
+        ignore_eos = {"ignore_eos": True}
+        arguments: dict[str, Any] = {"model": "m", "max_tokens": 12, "temperature": 0}
+        whole = client.completions.create(prompt=prompt, extra_body=ignore_eos, **arguments)
+        chunks = client.completions.create(
+            prompt=prompt, stream=True, extra_body=ignore_eos, **arguments
+        )
+        streamed = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+        chat = client.chat.completions.create(
+            messages=[{"role": "user", "content": "Hello"}], **arguments
+        )
+
+    assert whole.choices[0].text == streamed == expected
+    assert chat.usage is not None
+    assert 0 < chat.usage.completion_tokens <= 12
 
 
 def test_metrics_count_what_was_served(server: Server, client: openai.OpenAI) -> None:
