@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers.scripted_models import make_slow_model
+from tests.helpers.scripted_models import make_scripted_model, make_slow_model
 from tests.helpers.server import Server, running_server, wait_for
 from tests.helpers.streams import BackgroundStream, completion_body, wait_for_running
 
@@ -85,6 +85,26 @@ def test_a_death_ends_all_and_tells_clients(
         assert ("/health", 503) in answers
         assert ("/live", 503) in answers
         assert ("/v1/completions", 503) in answers
+        server.assert_gone()
+
+
+def test_an_error_on_a_rank_that_does_not_reply(tmp_path: Path) -> None:
+    """A model that raises is a death like any other: told once, with its traceback, and to clients
+    without it."""
+    model = make_scripted_model(
+        tmp_path, kind="cycle", token_ids=[97], step_delay_s=0.02, raise_at_step=20, raise_on_rank=1
+    )
+    with running_server(str(model), *FLAGS) as server:
+        stream = BackgroundStream(server, max_tokens=4000)
+        stream.join()
+
+        assert server.wait() == 1
+        assert_one_first_cause(server, "DP0_PP0_TP1", "step 20")
+        assert server.log.count("Traceback") == 1
+        assert stream.failure is None
+        [error] = stream.errors
+        assert error["code"] == "engine_dead"
+        assert "Traceback" not in error["message"]
         server.assert_gone()
 
 
