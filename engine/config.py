@@ -27,8 +27,9 @@ class ModelConfig:
     """Arithmetic and weights; "auto" is what config.json says."""
 
     max_model_len: int | Literal["auto"] | None = None
-    """Longest prompt plus output, in tokens. None: the model's own; "auto": as much of it as the KV
-    cache holds."""
+    """Longest prompt plus output, in tokens. "auto": as much of the model's own as the KV cache
+    holds. None: the model's own, which must fit if `kv_cache_memory_bytes` is given; a cache of the
+    default size shortens it, with a warning."""
 
     seed: int = 0
     """Start of the noise of requests without a seed of their own."""
@@ -42,8 +43,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
 
     kv_cache_memory_bytes: int | None = None
-    """Bytes of KV cache per worker. None: 90% of a GPU's free memory; on CPU the smaller of 1 GiB
-    and a quarter of free memory, shared among the engines of this node."""
+    """Bytes of KV cache per worker. None: 90% of a GPU's free memory; on CPU 1 GiB, but all workers
+    together no more than a quarter of free memory; shared among the engines of this node."""
 
     num_gpu_blocks_override: int | None = None
     """Exactly this many blocks, whatever the memory. For tests of preemption."""

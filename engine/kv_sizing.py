@@ -6,14 +6,20 @@ can run, if need be alone, and the scheduler never has to give up on a request.
 """
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.config import CacheConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.step import WorkerReport
 
 logger = logging.getLogger(__name__)
+
+MIN_UNASKED_LEN = 1024
+"""Tokens. A server that was told neither its length nor its memory shrinks to no less: that would
+be no use to anybody, and an error says what to do."""
 
 NUM_BLOCKS_WITHOUT_KV = 16384
 """For a model that keeps no KV at all: enough to schedule by."""
@@ -48,18 +54,28 @@ def size_kv_cache(
     length = wanted if isinstance(wanted, int) else own_length
     num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, cache, length)
     capacity = max(num_blocks - 1, 0) * cache.block_size
-    # An override says how many blocks there shall be: then the model's own length is no demand.
-    may_shrink = wanted == "auto" or (wanted is None and cache.num_gpu_blocks_override is not None)
     if length > capacity:
-        if not may_shrink or not capacity:
+        if capacity < _shortest_length(wanted, cache):
             raise _too_small(reports, cache, length, capacity)
         logger.warning(
-            "max_model_len is %d instead of the model's %d: the KV cache holds no more",
+            "max_model_len is %d instead of the model's %d: the KV cache holds no more;"
+            " --kv-cache-memory-bytes enlarges it",
             capacity,
             own_length,
         )
         length = capacity
     return KVCacheSize(num_blocks, length, capacity)
+
+
+def _shortest_length(wanted: int | Literal["auto"] | None, cache: CacheConfig) -> int:
+    """What the length may shrink to, in tokens, rather than that the start fails."""
+    if isinstance(wanted, int):
+        return wanted
+    # An override says how many blocks there shall be: then the model's own length is no demand.
+    if wanted == "auto" or cache.num_gpu_blocks_override is not None:
+        return 1
+    # Who says how much memory, but not how long, wants to know that the two do not go together.
+    return MIN_UNASKED_LEN if cache.kv_cache_memory_bytes is None else sys.maxsize
 
 
 def _blocks_in_memory(reports: Sequence[WorkerReport], cache: CacheConfig, length: int) -> int:

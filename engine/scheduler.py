@@ -109,7 +109,7 @@ class Scheduler:
         )
         self._requests[request.request_id] = request
         self._waiting.add(request)
-        request.events.append(EngineCoreEvent(EventKind.QUEUED, now))
+        self._record(request, EventKind.QUEUED, now)
         return True
 
     def abort(self, request_ids: Iterable[str]) -> None:

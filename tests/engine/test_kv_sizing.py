@@ -48,11 +48,20 @@ def test_auto_is_as_much_as_fits() -> None:
 def test_a_length_that_does_not_fit_is_refused_with_the_numbers() -> None:
     """Needed, available, and the largest length that would fit: which then does fit."""
     with pytest.raises(ConfigError) as caught:
-        size(report(0), report(1, budget=2 * MIB))
+        size(report(0), report(1, budget=2 * MIB), kv_cache_memory_bytes=2 * MIB)
     message = str(caught.value)
     for part in ("4096 tokens", str(4112 * 1024), str(2 * MIB), "rank 1", "2032", "auto"):
         assert part in message
     assert size(report(1, budget=2 * MIB), length=2032).max_model_len == 2032
+
+
+def test_the_default_cache_shortens_the_length(caplog: pytest.LogCaptureFixture) -> None:
+    """Told neither length nor memory, a server starts with what there is, and says so; but not
+    with a length that is no use."""
+    assert size(report(budget=2 * MIB)).max_model_len == 2032
+    assert "max_model_len is 2032 instead of the model's 4096" in caplog.text
+    with pytest.raises(ConfigError, match="auto"):
+        size(report(budget=MIB))
 
 
 def test_no_memory_at_all_is_refused() -> None:
