@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_TIMEOUT_S = 10.0
 """Silence of an engine core after which it counts as hung: ten heartbeats."""
 
-STEP_TIMEOUT_S = 310.0
-"""A step older than this has hung: the executor's own 300 s, which name the guilty worker, and a
-margin."""
+STEP_MARGIN_S = 10.0
+"""A step that is older than its timeout by this much has hung: the executor, which knows the guilty
+worker, had its chance to name it."""
 
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
@@ -109,6 +109,8 @@ class EngineClient:
         addresses: where to bind.
         num_engines: data-parallel size.
         client_index: which API server this is.
+        heartbeat_timeout_s: silence after which an engine core counts as hung.
+        step_timeout_s: the executors' own limit of a step (`ExecutorConfig.execute_timeout_s`).
     """
 
     def __init__(
@@ -118,9 +120,11 @@ class EngineClient:
         client_index: int = 0,
         *,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-        step_timeout_s: float = STEP_TIMEOUT_S,
+        step_timeout_s: float = 300.0,
     ) -> None:
         self.engines = [EngineHandle(index) for index in range(num_engines)]
+        self.step_limit_s = step_timeout_s + STEP_MARGIN_S
+        """A step that takes longer has hung."""
         self.death: EngineDeadError | None = None
         """The first cause, once an engine core is gone for good."""
         self.num_stale_messages = 0
@@ -134,7 +138,6 @@ class EngineClient:
         self._addresses = addresses
         self._client_index = client_index
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._step_timeout_s = step_timeout_s
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
         self._streams: dict[str, tuple[RequestStream, EngineHandle]] = {}
@@ -557,7 +560,7 @@ class EngineClient:
         silence_s = self._now() - engine.last_seen
         if silence_s > self._heartbeat_timeout_s:
             return f"hung: no heartbeat for {silence_s:.1f} s; last seen in {engine.describe()}"
-        if engine.heartbeat and engine.heartbeat.age_ms > self._step_timeout_s * 1000:
+        if engine.heartbeat and engine.heartbeat.age_ms > self.step_limit_s * 1000:
             return f"hung: no progress; last seen in {engine.describe()}"
         return None
 

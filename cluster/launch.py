@@ -94,7 +94,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
     )
     warn_about_cores(config.topology)
     with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
-        client = EngineClient(folder.client_addresses(), config.topology.num_engines)
+        client = make_client(folder, config.topology.num_engines, config.environment)
         supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
 
         def start() -> Path:
@@ -186,6 +186,15 @@ def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall)
     logger.info("ready total=%.1fs %s", waterfall.total_s, waterfall)
 
 
+def make_client(folder: IpcFolder, num_engines: int, variables: Environment) -> EngineClient:
+    """The client of `num_engines` engine cores, not yet bound."""
+    return EngineClient(
+        folder.client_addresses(),
+        num_engines,
+        step_timeout_s=variables.execute_model_timeout_s,
+    )
+
+
 # ------------------------------------------------------------------------------------ the library
 
 
@@ -201,7 +210,7 @@ class Engines:
     ) -> None:
         self.model = model
         folder = IpcFolder(variables.rpc_base_path)
-        self.client = EngineClient(folder.client_addresses(), options.data_parallel_size)
+        self.client = make_client(folder, options.data_parallel_size, variables)
         client = self.client
         self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
         self._folder = folder

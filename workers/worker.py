@@ -190,8 +190,8 @@ class Worker:
     def _kv_budget_bytes(self) -> int:
         if self._device.type == "cuda":
             return max(0, int(self._free_memory() * GPU_KV_SHARE) - self._gpu_activation_bytes())
-        # Each rank has the KV of its own heads or layers, so an engine's ranks all get as much; free
-        # memory, which they do share, limits them together.
+        # Each rank has the KV of its own heads or layers, so an engine's ranks all get as much;
+        # free memory, which they do share, limits them together.
         share = self._free_memory() // 4 // self._config.parallel.world_size
         return min(CPU_KV_BYTES, share) // self._config.executor.num_local_engines
 
