@@ -47,7 +47,7 @@ _EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
 
-_EXIT_CODE_S = 5.0
+_EXIT_CODE_S = 15.0
 
 EXIT_UNGUARDED = 78
 """What a spawned child exits with when the script that it imports makes an LLM at import."""
