@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo test test-slow test-gpu lint bench clean
 
 help:
 	@echo 'make demo       serve a small real model here and show a streamed answer (PORT=8000)'
 	@echo 'make test       linters, types, layers and the tests; under ten minutes on two cores'
 	@echo 'make test-slow  what takes minutes: clients, faults, hosts, fuzzing'
 	@echo 'make lint       only the first part of make test'
+	@echo 'make test-gpu   what only a CUDA device can prove'
 	@echo 'make bench      throughput, start-up and memory, beside vLLM where it is installed'
 	@echo 'make clean      remove .venv and what the tools have cached'
 
@@ -46,8 +47,11 @@ test: lint
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 600
 
+test-gpu: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m gpu --timeout 600
+
 bench: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench $(BENCH)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
