@@ -124,6 +124,15 @@ def test_a_plan_that_schedules_nothing_is_answered(llama: Worker) -> None:
     assert (output.step, output.request_ids, len(output.sampled_token_ids)) == (7, [], 0)
 
 
+def test_the_sampler_forgets_who_has_left(llama: Worker) -> None:
+    """What it keeps per request goes with the request, also when that was preempted in between."""
+    sequences = [Sequence(f"r{i}", [i + 3] * 9, 6) for i in range(9)]
+    PlanDriver(llama.execute_model).run(sequences, preempt_at={2, 4})
+    assert llama._runner is not None
+    assert llama._runner._sampler is not None
+    assert llama._runner._sampler._table.slots == {}
+
+
 def test_only_sampled_rows_reach_the_head(llama: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are computed for the last token of a prompt, not for all of it."""
     rows: list[int] = []

@@ -24,6 +24,7 @@ from tests.helpers.tiny_models import (
 from tests.helpers.worker_settings import SPEC, loaded_worker, worker_config
 from workers.parallel import Place
 from workers.pipeline_parallel import stage_layers
+from workers.worker import CPU_KV_BYTES
 
 NUM_TOKENS = 12
 
@@ -92,6 +93,7 @@ def test_weights_and_cache_are_divided(start: Start, directory: Path) -> None:
         assert report.kv_bytes_per_token == whole.kv_bytes_per_token // 2
         assert report.weight_bytes < 0.65 * whole.weight_bytes  # its embedding is whole: not tied
         assert report.vocab_size == whole.vocab_size
+        assert report.kv_budget_bytes <= CPU_KV_BYTES
     for report in start("gemma3", 2, 1).reports:
         assert report.kv_bytes_per_token == 2 * 32 * 4 * 4  # the one head, on both ranks
 

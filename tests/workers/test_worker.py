@@ -40,12 +40,12 @@ def test_the_report_says_what_sizing_needs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "num_local_engines", "tp", "expected"),
+    ("free", "num_local_engines", "expected"),
     [
-        (100 << 30, 1, 1, CPU_KV_BYTES),
-        (100 << 30, 4, 1, CPU_KV_BYTES // 4),
-        (2 << 30, 1, 1, 1 << 29),
-        (2 << 30, 2, 1, 1 << 28),
+        (100 << 30, 1, CPU_KV_BYTES),
+        (100 << 30, 4, CPU_KV_BYTES // 4),
+        (2 << 30, 1, 1 << 29),
+        (2 << 30, 2, 1 << 28),
     ],
 )
 def test_kv_budget_is_shared_among_the_engines_of_a_machine(
@@ -53,7 +53,6 @@ def test_kv_budget_is_shared_among_the_engines_of_a_machine(
     monkeypatch: pytest.MonkeyPatch,
     free: int,
     num_local_engines: int,
-    tp: int,
     expected: int,
 ) -> None:
     """The smaller of 1 GiB and a quarter of free memory, over all of them."""
