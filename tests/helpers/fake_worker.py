@@ -62,6 +62,7 @@ class FakeWorker:
             model_max_len=4096,
             kv_bytes_per_token=64,
             kv_budget_bytes=1 << 20,
+            description=os.environ.get("GLOO_SOCKET_IFNAME", ""),  # for a test of start-up
         )
 
     def initialize_kv_cache(self, spec: KVCacheSpec) -> None:

@@ -26,8 +26,10 @@ from engine.sampling_params import SamplingParams
 from engine.step import KVCacheSpec, NewRequest, SchedulerOutput
 from tests.helpers import ring_processes
 from tests.helpers.fake_worker import FakeWorkers, Fault, make_config, make_plan
+from workers import shared_memory
 from workers.executor import MultiprocExecutor
 
+MIB = 1 << 20
 SPEC = KVCacheSpec(
     num_blocks=8, block_size=16, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64
 )
@@ -54,6 +56,7 @@ def start(
     pipeline_parallel_size: int = 1,
     output_bytes: int = 0,
     causes: list[str] | None = None,
+    ring_chunk_bytes: int = 1 << 20,
     **settings: float,
 ) -> Iterator[Started]:
     causes = [] if causes is None else causes
@@ -67,7 +70,7 @@ def start(
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
         executor=ExecutorConfig(
-            ring_chunk_bytes=1 << 20,
+            ring_chunk_bytes=ring_chunk_bytes,
             rpc_base_path=str(folder),
             **settings,  # type: ignore[arg-type]
         ),
@@ -120,6 +123,13 @@ def test_workers_are_processes_with_their_titles(folder: Path) -> None:
     with start(folder, tensor_parallel_size=2) as started:
         titles = [worker.cmdline()[0] for worker in started.workers()]
         assert titles == ["RAYWIRE::Worker_DP0_PP0_TP0", "RAYWIRE::Worker_DP0_PP0_TP1"]
+
+
+def test_workers_meet_on_the_loopback_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo is told to listen there, wherever the host's name leads."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with start(folder, tensor_parallel_size=2) as started:
+        assert [report.description for report in started.executor.load()] == ["lo", "lo"]
 
 
 def test_steps_in_flight_come_back_in_order(folder: Path) -> None:
@@ -334,6 +344,39 @@ def test_workers_that_do_not_appear_in_time_are_named(folder: Path) -> None:
         ExecutorError, match=r"no sign within 0.001 s of .*_TP0 pid=\d+, .*_TP1 pid="
     ):
         with start(folder, tensor_parallel_size=2, start_timeout_s=0.001):
+            pass
+    assert multiprocessing.active_children() == []
+
+
+def ring_mebibytes() -> list[int]:
+    """The rings in this process' memory, smallest first, without their few bytes of metadata."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in maps if "/memfd:raywire" in line]
+    sizes = [int(end, 16) - int(start, 16) for start, end in ends]
+    return sorted(size // MIB for size in sizes if size > MIB)
+
+
+def test_rings_shrink_to_the_memory_there_is(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for 14 chunks of 2 MiB where 8 MiB are wanted: one warning with the numbers, rings of
+    that size, and messages that do not fit a chunk any more still travel."""
+    monkeypatch.setattr(shared_memory, "room_for_rings", lambda _: 28 * MIB)
+    with start(folder, ring_chunk_bytes=8 * MIB, output_bytes=3 * MIB) as started:
+        assert ring_mebibytes() == [4 * 2, 10 * 2]
+        output = started.executor.execute(make_plan(3)).result()
+        assert output.sampled_token_ids.nbytes == 3 * MIB
+    [warning] = [record.message for record in caplog.records if "shrink" in record.message]
+    assert "from 8.0 to 2.0 MiB: 14 of them may take 28 MiB together" in warning
+
+
+def test_too_little_memory_for_the_rings_is_told_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, with what is needed and what there is."""
+    monkeypatch.setattr(shared_memory, "room_for_rings", lambda _: 10 * MIB)
+    with pytest.raises(ConfigError, match=r"need 14 MiB .*may take 10 MiB"):
+        with start(folder):
             pass
     assert multiprocessing.active_children() == []
 
