@@ -95,10 +95,10 @@ def main(
             _measure_server(engine, settings, result)
         results.append(result)
     report = Report(
-        command=_command(),
+        command=_command(sys.argv[1:]),
         date=datetime.date.today().isoformat(),
         machine=machine.describe(),
-        model=model,
+        model=Path(model).name if os.path.isabs(model) else model,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         engines=results,
@@ -197,10 +197,17 @@ def _version(engine: Engine) -> str:
     return found.stdout.strip()
 
 
-def _command() -> str:
+def _command(words: Sequence[str]) -> str:
     """What to type for the same again, without this machine's paths."""
-    words = [word if not Path(word).is_absolute() else Path(word).name for word in sys.argv[1:]]
-    return shlex.join(["python", "-m", "tests.bench", *words])
+    shown = ["python", "-m", "tests.bench"]
+    rest = iter(words)
+    for word in rest:
+        if word in ("--logs", "--write"):
+            next(rest)
+            continue
+        key, equals, value = word.rpartition("=")
+        shown.append(f"{key}{equals}{Path(value).name if os.path.isabs(value) else value}")
+    return shlex.join(shown)
 
 
 if __name__ == "__main__":

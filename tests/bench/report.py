@@ -96,7 +96,7 @@ class Report:
         for key, (label, more) in STREAM_METRICS.items():
             for i, streams in enumerate(servers[0].streams):
                 yield _Metric(
-                    f"{label}, {streams.concurrency} streams",
+                    f"{label}, {streams.concurrency} stream{'s' * (streams.concurrency > 1)}",
                     [getattr(server.streams[i], key) for server in servers],
                     more,
                 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.__main__ import _command
 from tests.bench.machine import Load, ProcessMemory
 from tests.bench.report import EngineResult, Report, write_into
 from tests.bench.server_run import ServerResult, Streams
@@ -74,6 +75,13 @@ def test_the_document_has_a_place_for_the_figures() -> None:
 
     assert text.count("<!-- bench: begin -->\n") == 1
     assert text.count("<!-- bench: end -->\n") == 1
+
+
+def test_the_command_is_told_without_paths_of_the_machine() -> None:
+    """Whoever reads the figures can take them again elsewhere."""
+    words = ["--model", "/data/tiny", "--vllm-env", "A=/b/c", "--vllm-env", "D=0-1", "--logs", "x"]
+
+    assert _command(words) == ("python -m tests.bench --model tiny --vllm-env A=c --vllm-env D=0-1")
 
 
 @pytest.mark.slow
