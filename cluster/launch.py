@@ -48,6 +48,7 @@ _EXECUTOR_SPEAKS_FIRST_S = 10.0
 which knows less, gives it time to say so."""
 
 _EXIT_CODE_S = 15.0
+"""How long an engine core that has said why it ends may take to end its workers."""
 
 EXIT_UNGUARDED = 78
 """What a spawned child exits with when the script that it imports makes an LLM at import."""
@@ -114,7 +115,6 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
             code = run_api_server(_api_config(config), http_socket, client, start, stop)
         finally:
             supervisor.close(_patience_s(client), is_urgent=lambda: stop.count > 1)
-            end_helpers()
             sweep(folder.path.parent)  # a core that had to be killed may have left its own
     if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
         raise ConfigError(client.death.cause)
@@ -148,13 +148,6 @@ def _patience_s(client: EngineClient) -> float:
     """How long engine cores may take to end. One that loads has workers deep in an import or a
     file, which are not waited for: they die with it."""
     return 1.0 if any(engine.ready is None for engine in client.engines) else 4.0
-
-
-def end_helpers() -> None:
-    """Kill what a start that was cut short has left: the process that converts a model."""
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join(5.0)
 
 
 def _api_config(config: ServeConfig) -> ApiConfig:
