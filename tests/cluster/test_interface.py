@@ -1,7 +1,10 @@
 """Everything a user can set. Adding to it is a decision: change this file on purpose."""
 
+import re
+
 from cluster.cli import cli
 from cluster.environment import VARIABLES
+from tests.helpers.server import ROOT
 
 FLAGS = {
     "plan": """
@@ -41,3 +44,22 @@ def test_commands_and_flags() -> None:
 def test_variables() -> None:
     """The environment variables, all of them, each with its meaning in the help."""
     assert sorted(VARIABLES) == ENVIRONMENT.split()
+
+
+ENTRIES = {
+    "api/convert_tokenizer.py": "a short-lived process of its own",
+    "workers/convert.py": "the same",
+    "workers/resources.py": "sets what torch and OpenMP read, before they are imported",
+}
+"""Files outside `cluster` that may look at argv or the environment, and why."""
+
+
+def test_only_cluster_reads_argv_and_environment() -> None:
+    """Everything else is handed its settings, so what decides can be seen in one package."""
+    readers = {
+        str(path.relative_to(ROOT))
+        for package in ("api", "engine", "workers")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"os\.environ|os\.getenv|sys\.argv", path.read_text(encoding="utf-8"))
+    }
+    assert readers == set(ENTRIES)
