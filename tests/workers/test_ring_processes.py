@@ -18,6 +18,7 @@ from workers.side_channel import SideChannel
 NUM_STRESS_MESSAGES = 1_000_000
 
 
+@pytest.mark.timeout(400)  # 15 s on two free cores, five times that among eight busy processes
 def test_a_million_small_messages_arrive_intact() -> None:
     """Two processes at full speed, a hundred thousand laps: each message is right."""
     with contextlib.closing(Ring.create(num_chunks=10, chunk_bytes=128, num_readers=1)) as ring:
