@@ -30,7 +30,7 @@ class RankPool:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["workers.worker"])
+        self._context.set_forkserver_preload(["workers.loader", "workers.causal_lm"])
         self._ranks: list[tuple[ForkServerProcess, Connection]] = []
 
     def __enter__(self) -> "RankPool":
