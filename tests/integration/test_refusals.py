@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,20 @@ def test_a_model_folder_that_cannot_work(
     assert words in line
 
 
-def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
+def test_weights_too_large_for_memory(tmp_path: Path) -> None:
+    """Their size and what is free, before a byte of them is read; although one alone is larger
+    than any machine."""
+    folder = make_scripted_model(tmp_path)  # for its tokenizer
+    shape = {"vocab_size": 260, "hidden_size": 1 << 22, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
+    (folder / "model.safetensors").touch()
+
+    line, _ = refuse(str(folder), "--port", "0")
+
+    assert re.search(r"the model's weights needs \d{7}\.\d\d GiB .* GiB are available", line)
+
+
+def test_a_cache_too_large_for_memory(tmp_path: Path) -> None:
     """What only a worker finds out travels up as its message: no traceback on the way."""
     folder = make_scripted_model(tmp_path, kind="echo")
 
