@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.chat_template import ChatTemplate
 from engine.errors import ConfigError
 from engine.wire import EngineCoreRequest, FinishReason
 from tests.helpers.fake_engine import endless_answer
@@ -301,3 +302,25 @@ def test_long_prompts_hold_nobody_up() -> None:
             assert server.join() == 0
         assert num_answered >= 2
         assert slowest < took / 2
+
+
+def test_a_slow_template_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one conversation is rendered, and does not get on, all else is answered."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    render = ChatTemplate.render
+
+    def render_slowly(self: ChatTemplate, *args: Any, **kwargs: Any) -> str:
+        has_begun.set()
+        assert may_end.wait(20)
+        return render(self, *args, **kwargs)
+
+    with serving() as server, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(ChatTemplate, "render", render_slowly)
+        slow = pool.submit(server.chat, "hello")
+        assert has_begun.wait(20)
+        try:
+            assert server.http.get("/health", timeout=5).status_code == 200
+            assert server.complete(prompt="short").json()["choices"][0]["text"] == "short"
+        finally:
+            may_end.set()
+        assert "hello" in slow.result(20).json()["choices"][0]["message"]["content"]
