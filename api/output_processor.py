@@ -7,7 +7,8 @@ by `timeline`; what JSON it becomes, by the routes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from api import detokenizer
 from api.sampling import SamplingParams
@@ -20,8 +21,7 @@ LEAST_LOGPROB = -9999.0
 """Stands for a token that cannot be sampled: JSON knows no infinity."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """One token at one position."""
 
     token_id: int
@@ -35,8 +35,7 @@ class TokenLogprob:
     """1 is the most likely token."""
 
 
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
+class PositionLogprobs(msgspec.Struct, frozen=True):
     """The token at one position and the best alternatives."""
 
     chosen: TokenLogprob
@@ -44,8 +43,7 @@ class PositionLogprobs:
     """As many as were asked for, most likely first; `chosen` may be among them."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new in one sequence."""
 
     text: str

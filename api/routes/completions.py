@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -152,7 +151,7 @@ class _CompletionFormat:
         if not self._completion.is_prompt_only:
             return delta
         ended = "length" if delta.finish_reason is not None else None
-        return replace(
+        return msgspec.structs.replace(
             delta, text="", token_ids=[], logprobs=None, finish_reason=ended, stop_reason=None
         )
 
