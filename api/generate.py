@@ -53,13 +53,18 @@ class Choice:
         Raises:
             EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
         """
-        output = self._stream.take()
-        delta = self.processor.push(output) if output is not None else None
-        if delta is not None and delta.finish_reason is not None:
-            self.end(delta.finish_reason)
+        # Until there is a delta or nothing: an error may wait behind a mere change of state, and
+        # nobody would be woken for it again.
+        while (output := self._stream.take()) is not None:
+            delta = self.processor.push(output)
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                self.end(delta.finish_reason)
             if delta.finish_reason == "error":
                 raise RequestFailedError(delta.error or "the engine failed on this request")
-        return delta
+            return delta
+        return None
 
     def end(self, reason: str) -> None:
         """Book the sequence, and abort it if it still runs. Only the first call has an effect."""
@@ -80,8 +85,9 @@ class Generation:
 
     def __init__(self) -> None:
         self.choices: list[Choice] = []
+        self.wakeup = Wakeup()
+        """Set when any of them has news."""
         self._is_cancelled = False
-        self._wakeup = Wakeup()
         self._n = 1
 
     def launch(
@@ -103,35 +109,48 @@ class Generation:
             for request in prompt.requests:
                 processor = OutputProcessor(service.model.tokenizer, params, prompt.token_ids)
                 record = service.metrics.record(arrived_at)
-                stream = service.client.stream(request, wakeup=self._wakeup, timeline=record)
+                stream = service.client.stream(request, wakeup=self.wakeup, timeline=record)
                 self.choices.append(Choice(len(self.choices), processor, stream, record))
 
     async def batches(self) -> AsyncIterator[Batch]:
         """All that is new, whenever something is; ends with the last choice, or when cancelled.
 
         Raises:
-            EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
+            EngineDeadError, RequestFailedError, UnavailableError: nothing more will come. What came
+                before it, of any choice, is delivered first.
         """
         running = self.choices
         while running and not self._is_cancelled:
-            if batch := self._take(running):
-                running = [choice for choice in running if not choice.processor.is_finished]
+            batch, failure = self._take(running)
+            if batch:
                 yield batch
-            else:
-                await self._wakeup.wait()
+            if failure is not None:
+                raise failure
+            if not batch:
+                await self.wakeup.wait()
+            running = [choice for choice in running if not choice.processor.is_finished]
 
-    def _take(self, running: Sequence[Choice]) -> Batch:
-        try:
-            return [(c, delta) for c in running if (delta := c.take()) is not None]
-        except ServerError:
+    def _take(self, running: Sequence[Choice]) -> tuple[Batch, ServerError | None]:
+        """All that is new, and the first error, which ends all choices."""
+        batch: list[tuple[Choice, OutputDelta]] = []
+        failure: ServerError | None = None
+        for choice in running:
+            try:
+                delta = choice.take()
+            except ServerError as error:
+                failure = failure or error
+            else:
+                if delta is not None:
+                    batch.append((choice, delta))
+        if failure is not None:
             self.close("error")
-            raise
+        return batch, failure
 
     def cancel(self) -> None:
         """The client has gone: abort, and end `batches`."""
         self._is_cancelled = True
         self.close()
-        self._wakeup.set()
+        self.wakeup.set()
 
     def check_client(self) -> None:
         """Raise ClientDisconnect if the client has gone."""

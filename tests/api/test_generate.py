@@ -1,0 +1,109 @@
+"""The sequences of one request, run together."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from api.generate import Choice, Generation
+from api.metrics import Metrics
+from api.output_processor import OutputProcessor
+from api.request_stream import RequestStream
+from api.sampling import SamplingParams
+from api.tokenizer import Tokenizer
+from engine.codec import pack_tokens
+from engine.errors import EngineDeadError, RequestFailedError
+from engine.wire import (
+    EngineCoreEvent,
+    EngineCoreOutput,
+    EventKind,
+    FinishReason,
+    OutputDetails,
+)
+from tests.helpers import byte_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_folder.make(tmp_path_factory.mktemp("model")))
+
+
+class Running:
+    """A generation whose engine core is the test."""
+
+    def __init__(self, tokenizer: Tokenizer, num_choices: int = 1) -> None:
+        self.generation = Generation()
+        self.aborted: list[str] = []
+        metrics = Metrics("m", 1)
+        self.streams: list[RequestStream] = []
+        for index in range(num_choices):
+            record = metrics.record(0.0)
+            stream = RequestStream(str(index), self.aborted.append, self.generation.wakeup, record)
+            processor = OutputProcessor(tokenizer, SamplingParams(), [97])
+            self.streams.append(stream)
+            self.generation.choices.append(Choice(index, processor, stream, record))
+
+    def read(
+        self, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[list[tuple[int, str]], BaseException | None]:
+        """The text of each delta, and the error behind them. `meanwhile` runs while the reader
+        waits."""
+        texts: list[tuple[int, str]] = []
+
+        async def work() -> None:
+            asyncio.get_running_loop().call_soon(meanwhile)
+            async for batch in self.generation.batches():
+                texts.extend((choice.index, delta.text) for choice, delta in batch)
+
+        try:
+            asyncio.run(asyncio.wait_for(work(), 10))
+        except (EngineDeadError, RequestFailedError) as error:
+            return texts, error
+        return texts, None
+
+
+def output(text: str = "", finish: FinishReason | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput("r", pack_tokens(list(text.encode())), finish)
+
+
+def test_death_right_after_a_change_of_state_reaches_the_reader(tokenizer: Tokenizer) -> None:
+    """Both were waiting when the reader woke up: it must not go back to sleep between them."""
+    running = Running(tokenizer)
+    scheduled = OutputDetails(events=[EngineCoreEvent(EventKind.SCHEDULED, 1.0)])
+
+    def die() -> None:
+        running.streams[0].push(EngineCoreOutput("r", b"", details=scheduled), 1.0)
+        running.streams[0].fail(EngineDeadError(0, "killed"))
+
+    texts, error = running.read(die)
+
+    assert texts == []
+    assert isinstance(error, EngineDeadError)
+
+
+def test_what_siblings_have_received_comes_before_the_error(tokenizer: Tokenizer) -> None:
+    """The first of two has nothing waiting but its death."""
+    running = Running(tokenizer, 2)
+    running.streams[1].push(output("b"), 1.0)
+    for stream in running.streams:
+        stream.fail(EngineDeadError(0, "killed"))
+
+    texts, error = running.read()
+
+    assert texts == [(1, "b")]
+    assert isinstance(error, EngineDeadError)
+
+
+def test_failed_sequence_ends_its_siblings(tokenizer: Tokenizer) -> None:
+    """Those that still run are aborted, and the error comes also where the failed one was the last
+    to run."""
+    for is_last in (False, True):
+        running = Running(tokenizer, 2)
+        running.streams[0].push(output(finish=FinishReason.ERROR), 1.0)
+        running.streams[1].push(output("b", FinishReason.STOP if is_last else None), 1.0)
+
+        texts, error = running.read()
+
+        assert texts == [(1, "" if is_last else "b")]
+        assert isinstance(error, RequestFailedError)
+        assert running.aborted == ([] if is_last else ["1"])
