@@ -236,11 +236,11 @@ class MultiprocExecutor:
         try:
             frames = self._encoder.encode(call)
             self._calls.write(frames, pending.label, timeout_s=timeout_s)
-            pending.sent_s = time.monotonic()
         except BrokenPipeError:
             pass  # a worker has ended: the other thread knows, and is about to say why
         except (TimeoutError, WireError) as error:
             self._fail(ExecutorError(str(error)))
+        pending.sent_s = time.monotonic()
         return pending.future
 
     # ------------------------------------------------------------------ the follow thread

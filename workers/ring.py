@@ -185,7 +185,8 @@ class RingWriter:
             timeout_s: how long to wait for room.
 
         Raises:
-            BrokenPipeError: there is no room and a reader has ended.
+            BrokenPipeError: a reader has ended, and there is no room or the message is too large
+                for a chunk.
             TimeoutError: there is no room; the message says who holds it back, and with what.
             WireError: the message is larger than any wire of ours takes.
         """

@@ -68,25 +68,33 @@ class SideChannel:
         channels: Sequence["SideChannel"], sequence: int, frames: Sequence[Buffer]
     ) -> None:
         """Send one message through several channels. The frames are copied once, whatever their
-        number."""
+        number.
+
+        Raises:
+            BrokenPipeError: a reader has ended.
+            WireError: the message is larger than any wire of ours takes.
+        """
         num_bytes = sum(map(len, frames))
         if not channels or num_bytes > MAX_MESSAGE_BYTES:
             limit = MAX_MESSAGE_BYTES if channels else "what fits a chunk"
             raise WireError(f"a message of {num_bytes} bytes is over the limit: {limit}")
         copies = [zmq.Frame(frame, copy=True) for frame in (_SEQUENCE.pack(sequence), *frames)]
         for channel in channels:
-            channel._socket.send_multipart(copies, copy=False)
+            try:
+                # Queues are unbounded, so only an end that binds and has lost its peer would wait.
+                channel._socket.send_multipart(copies, zmq.NOBLOCK, copy=False)
+            except zmq.Again as error:
+                raise BrokenPipeError("a side channel has lost its reader") from error
 
     def receive(self, sequence: int) -> list[Buffer]:
         """Return the frames of the message that the ring has announced, as views of what came.
 
         Raises:
             EOFError: the sender has ended before it arrived.
-            TimeoutError: it does not arrive.
-            WireError: it is another message.
+            WireError: it is another message, or none: one that was announced cannot be left out.
         """
         if not self._await_message():
-            raise TimeoutError(f"message {sequence} was announced and has not come")
+            raise WireError(f"message {sequence} was announced and has not come")
         head, *frames = self._socket.recv_multipart(copy=False)
         if head.bytes != _SEQUENCE.pack(sequence):
             raise WireError(f"not message {sequence} came through the side channel")

@@ -139,8 +139,8 @@ def test_steps_in_flight_come_back_in_order(folder: Path) -> None:
         assert [future.result().step for future in futures] == list(range(30))
 
 
-def test_messages_larger_than_a_chunk_travel_both_ways(folder: Path) -> None:
-    """A prompt of 2 MiB and an output of 3 MiB, with chunks of 1 MiB, among small steps."""
+def large_plan(step: int) -> SchedulerOutput:
+    """With a prompt of 2 MiB."""
     request = NewRequest(
         request_id="a",
         token_ids=np.arange(1 << 19, dtype="<u4"),
@@ -149,11 +149,14 @@ def test_messages_larger_than_a_chunk_travel_both_ways(folder: Path) -> None:
         block_ids=[],
         sampling_params=SamplingParams(),
     )
+    return SchedulerOutput(step, {"a": 1}, new_requests=[request])
+
+
+def test_messages_larger_than_a_chunk_travel_both_ways(folder: Path) -> None:
+    """A prompt of 2 MiB and an output of 3 MiB, with chunks of 1 MiB, among small steps."""
     with start(folder, tensor_parallel_size=2, output_bytes=3 << 20) as started:
         futures = [
-            started.executor.execute(
-                SchedulerOutput(step, {"a": 1}, new_requests=[request] * (step % 2))
-            )
+            started.executor.execute(large_plan(step) if step % 2 else make_plan(step))
             for step in range(6)
         ]
         outputs = [future.result() for future in futures]
@@ -253,6 +256,17 @@ def test_worker_killed_while_idle_is_noticed(folder: Path) -> None:
         assert cause == f"worker DP0_PP0_TP1 pid={worker.pid} killed by SIGKILL after statistics"
         with pytest.raises(ExecutorError, match="killed by SIGKILL"):
             started.executor.statistics()
+
+
+def test_large_message_to_a_killed_worker_holds_nothing_up(folder: Path) -> None:
+    """What is too large for a chunk goes to a socket that has lost its peer: the call fails, and
+    returns."""
+    with start(folder) as started:
+        (worker,) = started.workers()
+        worker.kill()
+        with pytest.raises(ExecutorError, match="killed by SIGKILL"):
+            while True:  # until ZeroMQ has seen it too, which may be sooner than the executor
+                started.executor.execute(large_plan(0)).result()
 
 
 def test_worker_that_exits_is_a_failure(folder: Path) -> None:

@@ -45,6 +45,7 @@ def test_without_the_other_end_there_is_no_hello(tmp_path: Path) -> None:
 def test_another_message_than_announced_breaks_the_protocol(tmp_path: Path) -> None:
     """The sequence in the ring and the one in the message are the same."""
     with open_channel(tmp_path) as (bound, connected):
+        assert bound.confirm(10)
         SideChannel.send_to_all([bound], 3, [b"body"])
         with pytest.raises(WireError):
             connected.receive(4)
@@ -60,14 +61,25 @@ def test_dead_sender_ends_the_wait(tmp_path: Path) -> None:
     os.close(sentinel)
 
 
-def test_message_that_never_comes_is_a_timeout(
+def test_message_that_never_comes_breaks_the_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from a sender that lives."""
+    """Also from a sender that lives. It is no TimeoutError, which a reader takes for idleness."""
     monkeypatch.setattr(side_channel, "_ARRIVAL_S", 0.05)
     with open_channel(tmp_path) as (_, connected):
-        with pytest.raises(TimeoutError, match="message 5"):
+        with pytest.raises(WireError, match="message 5"):
             connected.receive(5)
+
+
+@pytest.mark.timeout(20)
+def test_a_reader_that_is_gone_does_not_hold_up_the_sender(tmp_path: Path) -> None:
+    """The end that binds has nobody to queue for any more: it says so instead of waiting."""
+    with open_channel(tmp_path) as (bound, connected):
+        assert bound.confirm(10)
+        connected.close()
+        with pytest.raises(BrokenPipeError):
+            while True:  # until ZeroMQ has seen the end
+                SideChannel.send_to_all([bound], 0, [b"body"])
 
 
 def test_messages_over_the_limit_are_refused_before_they_are_sent(
