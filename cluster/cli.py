@@ -24,14 +24,11 @@ from cluster.option_groups import GroupedCommand, in_group
 from cluster.plan import STANDARD_DEPLOYMENTS, Topology, table
 from engine import __version__, log
 from engine.config import DType
-from engine.errors import ConfigError
+from engine.errors import EXIT_CONFIG, ConfigError
 
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-EXIT_CONFIG = 2
-"""Exit code of a mistake in flags, environment or model folder."""
 
 _DTYPES: dict[str, DType] = {
     "auto": "auto",

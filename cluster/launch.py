@@ -33,15 +33,11 @@ from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
-from engine.errors import ConfigError, EngineDeadError, RaywireError
+from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, RaywireError
 from engine.lifecycle import set_title, stop_on_signals
 from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
-
-EXIT_CONFIG = 2
-"""What an engine core exits with when its settings or its model cannot work; its last words say
-why."""
 
 _EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,

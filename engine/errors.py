@@ -18,6 +18,12 @@ Errors that multiprocessing may carry give all their arguments to `super().__ini
 be rebuilt.
 """
 
+EXIT_FAILED = 1
+"""Exit code of a process of ours that has failed: an engine died, or a program is wrong."""
+
+EXIT_CONFIG = 2
+"""Exit code of a process of ours, whichever, that met a ConfigError; its last words say why."""
+
 
 class RaywireError(Exception):
     """Root of the tree."""

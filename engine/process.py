@@ -17,7 +17,6 @@ Exit codes: 2 for settings that cannot work (DEAD carries the message), 1 for a 
 cause is in the log), and death by the stop signal where that ended it.
 """
 
-import gc
 import logging
 import os
 import queue
@@ -32,18 +31,15 @@ from engine import fingerprint, lifecycle, log
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
-from engine.errors import ConfigError, ExecutorError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError
 from engine.executor import Executor, StartExecutor
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
-from engine.input_thread import InputThread
+from engine.input_thread import DropCounter, InputThread
 from engine.output_thread import OutputThread, Progress
 from engine.sockets import DEAD_LINGER_MS, STOPPED_LINGER_MS
-from engine.wire import EngineReady, Phase
+from engine.wire import EngineReady, Phase, sendable
 
 logger = logging.getLogger(__name__)
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
 
 STOPPED = "stopped by its parent"
 
@@ -76,6 +72,7 @@ class EngineProcess:
         self._engine_index = config.parallel.data_parallel_rank
         self._inbox: Inbox = queue.SimpleQueue()
         self._aborts: AbortQueue = queue.SimpleQueue()
+        self._dropped = DropCounter()
         self._began = time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._executor: Executor | None = None
@@ -106,12 +103,15 @@ class EngineProcess:
         # The workers first: where they are forked, they must not inherit threads or ZeroMQ.
         self._executor = start_executor(self._config, self._report_executor_failure)
         output = self._start_output()
-        core = self._core = EngineCore(self._config, self._executor)
+        core = self._core = EngineCore(
+            self._config, self._executor, num_dropped_messages=lambda: self._dropped.count
+        )
         input_thread = InputThread(
             self._zmq(),
             self._config.wire.request_addresses,
             ready=self._ready(core),
             prepare=core.prepare,
+            dropped=self._dropped,
             inbox=self._inbox,
             aborts=self._aborts,
             reply=output.put,
@@ -125,9 +125,8 @@ class EngineProcess:
             engine_index=self._engine_index,
             epoch=self._config.wire.epoch,
             num_clients=len(self._config.wire.output_addresses),
-            num_dropped_messages=lambda: input_thread.num_dropped_messages,
         )
-        _freeze_heap()
+        lifecycle.freeze_heap()
         input_thread.start()
         return self._loop
 
@@ -172,10 +171,12 @@ class EngineProcess:
     def _end(self, cause: str, linger_ms: int) -> None:
         """Tell the API servers, end the workers, then threads and sockets."""
         logger.info("engine core ends, cause: %s", cause)
-        output = self._output or self._start_output()
-        has_ended = output.finish(cause[:MAX_CAUSE_CHARS], linger_ms)
-        if self._executor is not None:
-            self._executor.close()
+        try:
+            output = self._output or self._start_output()
+            has_ended = output.finish(sendable(cause)[:MAX_CAUSE_CHARS], linger_ms)
+        finally:
+            if self._executor is not None:
+                self._executor.close()
         if has_ended:
             self._zmq().term()  # ends the input thread, and waits until DEAD has left
 
@@ -199,12 +200,6 @@ class EngineProcess:
 
     def _report_executor_failure(self, cause: str) -> None:
         self._inbox.put(ExecutorFailed(cause))
-
-
-def _freeze_heap() -> None:
-    """What lives now lives as long as we do: the garbage collector need not look at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 def _die_of(signum: signal.Signals) -> None:

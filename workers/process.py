@@ -7,7 +7,6 @@ the engine core imports this module too, to name `main` as what its children run
 """
 
 import contextlib
-import gc
 import logging
 import multiprocessing
 import os
@@ -20,16 +19,13 @@ import zmq
 from engine import lifecycle, log
 from engine.codec import Encoder
 from engine.config import EngineConfig, ParallelConfig
-from engine.errors import ConfigError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from workers import resources, rpc
 from workers.ring import Peer, Ring, RingReader, RingWriter
 from workers.shared_memory import NamelessFile
 from workers.side_channel import SideChannel
 
 logger = logging.getLogger(__name__)
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
 
 _IDLE_S = 60.0
 """A worker without work looks up this often. A call, or the end of its engine core, wakes it."""
@@ -97,7 +93,7 @@ def run(start: WorkerStart, wires: "Wires") -> None:
         if call.output_rank in (None, start.rank):
             wires.reply(reply)
         if isinstance(call, rpc.Load | rpc.InitializeKVCache):
-            _freeze_heap()
+            lifecycle.freeze_heap()
     worker.close()
 
 
@@ -158,13 +154,6 @@ class Wires:
         for side_channel in self._side_channels:
             side_channel.close()
         self._context.term()
-
-
-def _freeze_heap() -> None:
-    """Take what lives for ever out of the garbage collector's sight: a full collection with a model
-    in memory takes tens of milliseconds, in the middle of a step."""
-    gc.collect()
-    gc.freeze()
 
 
 def _exit_at_once(exit_code: int) -> None:
