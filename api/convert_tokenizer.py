@@ -3,7 +3,7 @@
 Folders with vocab.json and merges.txt, or with tokenizer.model, are read by transformers. That
 costs seconds and 200 MB even with torch hidden, which a serving process need not keep; and a user's
 own process, which may want transformers with torch, must not be left with one that has learnt to do
-without. So `tokenizer` runs this file as a script. It imports nothing of ours.
+without. So `tokenizer` runs this module in a process of its own, on a leash (`engine/leash.py`).
 
 Standard output ends with one line, the JSON list [tokenizer.json, tokenizer_config.json].
 """
@@ -11,8 +11,11 @@ Standard output ends with one line, the JSON list [tokenizer.json, tokenizer_con
 import json
 import sys
 
+from engine import leash
+
 
 def main(folder: str) -> None:
+    leash.hold_on("Tokenizer")
     # Hidden before transformers is imported, or that imports torch.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers import AutoTokenizer  # not at the top: see the line above

@@ -13,7 +13,6 @@ default, in prompts as in the messages of a chat.
 import functools
 import json
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import tokenizers
 
 from api.token_bytes import PieceRule, piece_rule
+from engine import leash
 from engine.errors import ConfigError, InvalidRequestError
 
 _SPECIAL_TOKENS = (
@@ -312,12 +312,9 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """The tokenizer and the tokenizer_config.json of a folder without a tokenizer.json."""
-    script = Path(__file__).with_name("convert_tokenizer.py")
-    # -P: the script's folder holds modules with everyday names, which must not hide others.
-    command = [sys.executable, "-P", str(script), str(folder)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_CONVERSION_TIMEOUT_S, check=False
+        done = leash.run_module(
+            "api.convert_tokenizer", str(folder), timeout_s=_CONVERSION_TIMEOUT_S, is_quiet=True
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(

@@ -7,9 +7,9 @@
     path/to/model.gguf   converted once
     owner/name           downloaded from the Hugging Face hub, unless a folder has that name
 
-Used by `launch`, before anything else starts. Imports nothing heavy: a conversion is a process of
-its own (`workers/convert.py`), and only a download loads the hub's client. Whatever it returns
-still has to pass `workers.supported.check_model_folder`.
+Used by `launch`, before anything else starts. Imports nothing heavy: a conversion and a download
+are short-lived processes (`workers/convert.py`, `cluster/download.py`), which end when this one
+does. Whatever it returns still has to pass `workers.supported.check_model_folder`.
 """
 
 import contextlib
@@ -17,17 +17,14 @@ import hashlib
 import importlib
 import importlib.util
 import logging
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
-import workers
 from cluster.scripted_source import read_script, scripted_folder
+from engine import leash
 from engine.errors import ConfigError
+from engine.lifecycle import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +36,6 @@ DEMO_TERMS = (
     "the demo model is Gemma 3 270M; its weights are provided under and subject to the Gemma Terms"
     " of Use, ai.google.dev/gemma/terms"
 )
-
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""What is downloaded: weights and data. Never pickles, never code."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
@@ -82,7 +76,7 @@ def _resolve(model: str, cache_dir: Path) -> Path:
         raise ConfigError(f"model {model} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model folder {model} does not exist")
-    return _hub(model)
+    return Path(_run("cluster.download", model, what=f"downloading {model}"))
 
 
 # --------------------------------------------------------------------------------- GGUF and demo
@@ -123,29 +117,8 @@ def _converted(cache_dir: Path, name: str, content_hash: str) -> Path:
 
 
 def _convert(parts: Sequence[Path], target: Path) -> None:
-    """Convert in a process of its own: it needs torch, which must not get into this one."""
-    # By its folder, since a script elsewhere may have found us through its own sys.path.
-    root = str(Path(workers.__file__).parents[1])
-    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        [sys.executable, "-m", "workers.convert", str(target), *(str(part) for part in parts)],
-        stdin=subprocess.PIPE,  # its end tells the converter that we are gone
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": search_path},
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            cause = process.stdout.read().strip()
-            exit_code = process.wait()
-        except BaseException:
-            process.kill()
-            raise
-    if exit_code:
-        raise ConfigError(
-            cause
-            or f"converting {parts[0].name} failed with exit code {exit_code}; see the log above"
-        )
+    # A process of its own: it needs torch, which must not get into this one.
+    _run("workers.convert", str(target), *map(str, parts), what=f"converting {parts[0].name}")
 
 
 def _content_hash(file: Path, cache_dir: Path) -> str:
@@ -173,49 +146,19 @@ def _hash_of(parts: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-# --------------------------------------------------------------------------------------- the hub
+# --------------------------------------------------------------------------------------- helpers
 
 
-def _hub(model: str) -> Path:
-    # Not at the top: it costs half a second, and only downloads need it.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+def _run(module: str, *arguments: str, what: str) -> str:
+    """The last line that a helper process writes.
 
-    try:
-        # Files of the top folder only: deeper ones are other formats of the same weights.
-        folder = snapshot_download(model, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"])
-    except GatedRepoError as error:
+    Raises:
+        ConfigError: it has failed, with its own words if it has any.
+    """
+    done = leash.run_module(module, *arguments)
+    words = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode:
         raise ConfigError(
-            f"model {model} is gated: accept its terms on its page, then log in with"
-            " `hf auth login` or set HF_TOKEN"
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ConfigError(
-            f"model {model} is neither a local folder nor on the Hugging Face hub; a private one"
-            " needs `hf auth login` or HF_TOKEN"
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        if HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = f"the hub does not answer ({_first_line(error.__cause__ or error)})"
-        raise ConfigError(
-            f"model {model} is no local folder and not in the hub's local cache, and {why};"
-            " download it elsewhere and name its folder, or try `raywire serve demo`"
-        ) from error
-    # The bases are the transport's errors, of whichever library this version of the hub uses.
-    except cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__) as error:
-        raise ConfigError(f"cannot download model {model}: {_first_line(error)}") from error
-    return Path(folder)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+            words or f"{what} failed: {describe_exit(done.returncode)}; see the log above"
+        )
+    return words

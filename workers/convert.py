@@ -6,17 +6,15 @@ Started by `cluster.model_source` where the target is missing, and gone afterwar
 nor the memory for dequantising stays with a server. transformers reads the file; the weights become
 bfloat16, whatever they were packed in. A model without a chat template gets a plain one.
 
-Exit code 2 means that the file cannot be used; standard output then says why, in one line. It also
-ends when its standard input does, which is how it learns that its parent is gone.
+Exit code 2 means that the file cannot be used; standard output then says why, in one line. It is
+held on a leash: it ends with its parent (`engine/leash.py`).
 """
 
 import functools
 import logging
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from engine import log
-from engine.errors import ConfigError
+from engine import leash
+from engine.errors import EXIT_CONFIG, ConfigError
 from workers.atomic_folder import new_folder
 from workers.supported import SUPPORTED_MODEL_TYPES
 
@@ -33,16 +31,12 @@ logger = logging.getLogger("workers.convert")  # not __main__
 
 PLAIN_CHAT_TEMPLATE = Path(__file__).parent / "plain_chat.jinja"
 
-EXIT_CONFIG = 2
-
 _MAGIC = b"GGUF"
 
 
 def main(target: str, *parts: str) -> int:
     """Convert once; a target that is there already is left alone."""
-    log.configure("Convert", os.environ.get("RAYWIRE_LOG_LEVEL") or "INFO")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends us
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    leash.hold_on("Convert")
     try:
         convert([Path(part) for part in parts], Path(target))
     except ConfigError as error:
@@ -174,12 +168,6 @@ def _check_type(source: Path, model_type: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    logger.info("the process that wanted the model is gone; ending with it")
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

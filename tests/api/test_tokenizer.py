@@ -163,6 +163,19 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     assert tokenizer.eos_token == "</s>"
 
 
+def test_a_conversion_ends_with_its_parent(tmp_path: Path) -> None:
+    """No process is left when the server that wanted the tokenizer is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "api.convert_tokenizer", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        process.stdin.close()  # type: ignore[union-attr]  # the leash, let go of
+
+        assert process.wait(60) == -9
+
+
 def test_loading_and_converting_bring_neither_torch_nor_transformers(tmp_path: Path) -> None:
     """The serving process stays small, and a user's process keeps its own transformers."""
     byte_level().model.save(str(tmp_path))

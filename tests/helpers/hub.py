@@ -1,5 +1,6 @@
 """A Hugging Face hub on a local port: enough of its HTTP interface for a download of one model."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -11,8 +12,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def hub(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[tuple[str, list[str]]]:
-    """Serve models, given as id to file name to content.
+def hub(
+    models: Mapping[str, Mapping[str, bytes]], gate: threading.Event | None = None
+) -> Iterator[tuple[str, list[str]]]:
+    """Serve models, given as id to file name to content; no safetensors come through a closed gate.
 
     Yields:
         The URL, for HF_ENDPOINT, and the list of files asked for, which grows.
@@ -57,7 +60,10 @@ def hub(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[tuple[str, list[s
             self.send_header("X-Repo-Commit", COMMIT)
             self.end_headers()
             if has_body:
-                self.wfile.write(content)
+                if gate is not None and self.path.endswith(".safetensors"):
+                    gate.wait(60)
+                with contextlib.suppress(OSError):  # the client may be gone by then
+                    self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -3,11 +3,13 @@
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.hub import hub
 from tests.helpers.scripted_models import make_slow_model
 from tests.helpers.server import running_server, wait_for
 from tests.helpers.streams import BackgroundStream, completion_body, metric, wait_for_running
@@ -118,3 +120,21 @@ def test_a_client_that_leaves_stops_its_request(slow_model: Path) -> None:
         wait_for_running(server, 0)
         aborted = metric(server, "raywire:request_success_total", finished_reason="abort")
         assert aborted == 1
+
+
+def test_a_download_holds_nobody_up(tmp_path: Path) -> None:
+    """Ctrl-C while weights come in: everything is gone at once, not when the last one is there."""
+    files = {f"model-{i:05}-of-00024.safetensors": b"weights" for i in range(1, 25)}
+    gate = threading.Event()
+    with hub({"owner/name": files}, gate) as (url, fetched):
+        env = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        with running_server("owner/name", env=env, is_ready_awaited=False) as server:
+            wait_for(lambda: fetched, "weights are asked for", 60)
+            began = time.monotonic()
+            server.interrupt()
+
+            assert server.wait() == 0
+            assert time.monotonic() - began < 5
+            server.assert_gone()
+            assert "HTTP Request" not in server.log
+            gate.set()
