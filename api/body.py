@@ -23,6 +23,10 @@ _PATH = re.compile(r" - at `(?:key` in `)?\$(\[\.\.\.\]|[^`]*)`$")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_REPORTED = 16
 _MAX_SEARCHED_BYTES = 1 << 16
+_MAX_OTHER_BYTES = 2 << 20
+"""Of all fields but prompt and messages: the ids of a large vocabulary fit."""
+_MAX_EMPTY_BYTES = 256
+"""A value that asks for nothing is not longer."""
 
 
 async def read(request: Request, max_bytes: int) -> bytes:
@@ -70,12 +74,13 @@ def decode(
         The struct, and the names of the fields that were ignored.
     """
     try:
+        body = decoder.decode(raw)
+        _check_other_fields(raw, body)
         fields = _RAW_FIELDS.decode(raw)
         ignored = [name for name in fields if name not in known]
         for name in ignored:
             if name in unsupported:
                 _refuse_unless_empty(name, fields[name], unsupported[name])
-        body = decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -131,10 +136,23 @@ def _too_long(max_bytes: int) -> HttpError:
     )
 
 
-def _refuse_unless_empty(name: str, raw: msgspec.Raw, accepted: Collection[object]) -> None:
-    value = msgspec.json.decode(raw)
-    if value in (None, False, "", [], {}) or value in accepted:
+def _check_other_fields(raw: bytes, body: msgspec.Struct) -> None:
+    """Bound what is not left raw in the struct, before objects are made of it."""
+    if len(raw) <= _MAX_OTHER_BYTES:
         return
+    values = (getattr(body, name) for name in body.__struct_fields__)
+    num_raw_bytes = sum(len(value) for value in values if isinstance(value, msgspec.Raw))
+    if len(raw) - num_raw_bytes > _MAX_OTHER_BYTES:
+        raise InvalidRequestError(
+            f"the body holds over {_MAX_OTHER_BYTES} bytes besides prompt or messages"
+        )
+
+
+def _refuse_unless_empty(name: str, raw: msgspec.Raw, accepted: Collection[object]) -> None:
+    if len(raw) <= _MAX_EMPTY_BYTES:
+        value = msgspec.json.decode(raw)
+        if value in (None, False, "", [], {}) or value in accepted:
+            return
     raise UnsupportedFieldError(f"{name} is not supported by this server", name)
 
 

@@ -62,6 +62,15 @@ class InputProcessor:
             raise InvalidRequestError(f"{param} must not be empty", param)
         return token_ids
 
+    def check_length(self, num_tokens: int, param: str = "prompt") -> None:
+        """Raise ContextLengthError unless so long a prompt leaves room for a token."""
+        if num_tokens >= self.max_model_len:
+            raise ContextLengthError(
+                f"{param} has {num_tokens} tokens; this model takes at most"
+                f" {self.max_model_len}, prompt and output together",
+                param,
+            )
+
     def make_requests(
         self,
         prompt_token_ids: Sequence[int] | Array,
@@ -131,12 +140,7 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise InvalidRequestError(f"{param} must not be empty", param)
         # Before the ids are looked at: a list may be as long as a body allows.
-        if len(token_ids) >= self.max_model_len:
-            raise ContextLengthError(
-                f"{param} has {len(token_ids)} tokens; this model takes at most"
-                f" {self.max_model_len}, prompt and output together",
-                param,
-            )
+        self.check_length(len(token_ids), param)
         if isinstance(token_ids, np.ndarray):
             token_ids = token_ids.tolist()
         for token_id in token_ids:

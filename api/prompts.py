@@ -1,25 +1,78 @@
 """What a request wants continued: the prompts of a completion, the messages of a chat. Checked, not
-yet tokens. Used by the routes; text becomes tokens in `input_processor`."""
+yet tokens. Used by the routes; text becomes tokens in `input_processor`.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+A body may be megabytes long and still hold few values: texts. A decoder that is let loose on
+megabytes of brackets makes millions of objects, and nothing else in the process runs meanwhile. So
+values are counted, and what surrounds the texts is measured, before anything is made of them.
+"""
+
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from api.body import invalid_field
 from api.chat_template import RESERVED
+from api.input_processor import InputProcessor
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 4096
+MAX_VALUES = 4096
+"""Messages, and parts of all their contents together."""
 MAX_ROLE_CHARS = 64
+MAX_EXTRA_BYTES = 1 << 16
+"""Length of `chat_template_kwargs`, and of all that messages hold besides texts."""
 
-_TEXTS = msgspec.json.Decoder(list[str])
-_TOKENS = msgspec.json.Decoder(list[int])
-_TOKEN_LISTS = msgspec.json.Decoder(list[list[int]])
+_FREE_BYTES = 64
+"""What a message or a part needs besides its text, by which the bound grows."""
+
+T = TypeVar("T")
+
+_NULL = msgspec.Raw(b"null")
+
+_TEXTS = msgspec.json.Decoder(list[str]).decode
+_TOKENS = msgspec.json.Decoder(list[int]).decode
+_TOKEN_LISTS = msgspec.json.Decoder(list[list[int]]).decode
+_TEXT = msgspec.json.Decoder(str).decode
+_OBJECT_OR_NULL = msgspec.json.Decoder(dict[str, Any] | None).decode
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_ANYTHING = msgspec.json.Decoder(Any).decode
 
 
-def read(raw: msgspec.Raw) -> list[str] | list[list[int]]:
+class _Bounded:
+    """Decodes a list of at most so many values.
+
+    A list type would read a list that is too long to its end; this one, which is an object in the
+    form of a list, stops where it should have ended.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        fields = [(f"_{i}", msgspec.Raw | UnsetType, UNSET) for i in range(max_length)]
+        self._decoder = msgspec.json.Decoder(
+            msgspec.defstruct("_Values", fields, array_like=True, forbid_unknown_fields=True)
+        )
+
+    def decode(self, raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
+        values = msgspec.structs.astuple(self._decoder.decode(raw))
+        return list(takewhile(lambda value: value is not UNSET, values))
+
+
+_VALUES = _Bounded(MAX_VALUES).decode
+
+
+class _Texts(msgspec.Struct):
+    """Where the texts of a message or a part are; other fields are skipped over."""
+
+    content: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+
+
+_TEXTS_OF = msgspec.json.Decoder(_Texts).decode
+
+
+def read(raw: msgspec.Raw, inputs: InputProcessor) -> list[str] | list[list[int]]:
     """The prompts of a completion request: each a text, or each a list of token ids.
 
     Each of the four forms is decoded as exactly what it looks like, so a mixed list is refused with
@@ -27,96 +80,142 @@ def read(raw: msgspec.Raw) -> list[str] | list[list[int]]:
 
     Raises:
         InvalidRequestError: it is missing, empty, mixed, or holds too many.
+        ContextLengthError: it is one list of more tokens than the model takes.
     """
     text = bytes(raw).lstrip()
-    try:
-        found = _decode(text)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, "prompt") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        # Not looked into so far: a raw field is only skipped over.
-        raise InvalidRequestError(f"prompt is no valid JSON: {error}", "prompt") from error
+    found = _read(text, inputs)
     if not found or not all(found):
         raise InvalidRequestError("prompt must not be empty", "prompt")
-    if len(found) > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"prompt holds {len(found)} prompts; {MAX_PROMPTS} are the most", "prompt"
-        )
+    _check_num_prompts(len(found))
     return found
 
 
-def _decode(text: bytes) -> list[str] | list[list[int]]:
+def _read(text: bytes, inputs: InputProcessor) -> list[str] | list[list[int]]:
     if text.startswith(b'"'):
-        return [msgspec.json.decode(text, type=str)]
+        return [_decode(_TEXT, text, "prompt")]
     if not text.startswith(b"["):
         raise InvalidRequestError(
             "prompt is required: a text, token ids, or a list of either", "prompt"
         )
     match text[1:].lstrip()[:1]:
         case b'"':
-            return _TEXTS.decode(text)
+            return _decode(_TEXTS, text, "prompt")
         case b"[":
-            return _TOKEN_LISTS.decode(text)
+            # Numbers and brackets, no texts: what is counted is what is there.
+            _check_num_prompts(text.count(b"[") - 1)
+            return _decode(_TOKEN_LISTS, text, "prompt")
         case _:
-            token_ids = _TOKENS.decode(text)
+            inputs.check_length(text.count(b",") + 1)
+            token_ids = _decode(_TOKENS, text, "prompt")
             return [token_ids] if token_ids else []
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _check_num_prompts(count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"prompt holds {count} prompts; {MAX_PROMPTS} are the most", "prompt"
+        )
+
+
+def _decode(decode: Callable[[bytes | msgspec.Raw], T], raw: bytes | msgspec.Raw, place: str) -> T:
+    """Decode a field that was only skipped over so far."""
+    try:
+        return decode(raw)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error, place) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{place} is no valid JSON: {error}", place) from error
+    except RecursionError as error:
+        raise InvalidRequestError(f"{place} is nested too deeply", place) from error
+
+
+def template_variables(raw: msgspec.Raw) -> dict[str, Any]:
+    """`chat_template_kwargs`, which must not pretend to be fields of the request."""
+    name = "chat_template_kwargs"
+    if len(raw) > MAX_EXTRA_BYTES:
+        raise InvalidRequestError(f"{name} is over {MAX_EXTRA_BYTES} bytes long", name)
+    variables = _decode(_OBJECT_OR_NULL, raw, name) or {}
+    if taken := sorted(variables.keys() & (RESERVED | {"self"})):
+        raise InvalidRequestError(f"{name} must not set {', '.join(taken)}", name)
+    return variables
+
+
+def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:
     """The messages of a chat. Keys that we do not know stay, for templates that do.
 
     Raises:
         InvalidRequestError: there are none or too many, or one has no role or no content.
         UnsupportedFieldError: a content is no text, or a message calls tools.
     """
+    messages = _decode(_VALUES, raw, "messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"messages holds {len(messages)} messages; {MAX_MESSAGES} are the most", "messages"
-        )
-    return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    reader = _MessageReader()
+    return [reader.read(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`chat_template_kwargs`, which must not pretend to be fields of the request."""
-    variables = dict(given or {})
-    if taken := sorted(variables.keys() & (RESERVED | {"self"})):
-        raise InvalidRequestError(
-            f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
-        )
-    return variables
+class _MessageReader:
+    """Reads the messages of one chat; what may not grow without bounds is counted over all."""
 
+    def __init__(self) -> None:
+        self._num_parts = 0
+        self._num_extra_bytes = 0
 
-def _check_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-    role = message.get("role")
-    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
-        raise InvalidRequestError(f"{place}.role must be a string such as user", f"{place}.role")
-    for name in ("tool_calls", "function_call", "audio"):
-        if message.get(name):
-            raise UnsupportedFieldError(
-                f"{place}.{name} is not supported by this server", f"{place}.{name}"
+    def read(self, raw: msgspec.Raw, place: str) -> dict[str, Any]:
+        message = self._read_object(raw, "content", place)
+        role = message.get("role")
+        if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
+            raise InvalidRequestError(
+                f"{place}.role must be a string such as user", f"{place}.role"
             )
-    return {**message, "content": _check_content(message.get("content"), f"{place}.content")}
+        for name in ("tool_calls", "function_call", "audio"):
+            if message.get(name):
+                raise UnsupportedFieldError(
+                    f"{place}.{name} is not supported by this server", f"{place}.{name}"
+                )
+        message["content"] = self._read_content(message.get("content", _NULL), f"{place}.content")
+        return message
 
+    def _read_content(self, raw: msgspec.Raw, place: str) -> str | list[dict[str, Any]]:
+        match bytes(raw).lstrip()[:1]:
+            case b'"':
+                return _decode(_TEXT, raw, place)
+            case b"[":
+                parts = _decode(_VALUES, raw, place)
+            case _:
+                parts = []
+        if not parts:
+            raise InvalidRequestError(f"{place} must be a text or a list of text parts", place)
+        self._num_parts += len(parts)
+        if self._num_parts > MAX_VALUES:
+            raise InvalidRequestError(f"messages hold over {MAX_VALUES} parts", place)
+        return [self._read_part(part, f"{place}[{i}]") for i, part in enumerate(parts)]
 
-def _check_content(content: object, place: str) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidRequestError(f"{place} must be a text or a list of text parts", place)
-    return [_check_part(part, f"{place}[{i}]") for i, part in enumerate(content)]
+    def _read_part(self, raw: msgspec.Raw, place: str) -> dict[str, Any]:
+        if bytes(raw).startswith(b'"'):
+            return {"type": "text", "text": _decode(_TEXT, raw, place)}
+        part = self._read_object(raw, "text", place)
+        if not isinstance(kind := part.get("type"), str):
+            raise InvalidRequestError(f"{place} must be a part with a type", place)
+        if kind != "text":
+            raise UnsupportedFieldError(
+                f"{place}: parts of type {kind[:40]} are not supported by this server", place
+            )
+        if "text" not in part:
+            raise InvalidRequestError(f"{place}.text must be a string", f"{place}.text")
+        part["text"] = _decode(_TEXT, part["text"], f"{place}.text")
+        return part
 
-
-def _check_part(part: object, place: str) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
-        raise InvalidRequestError(f"{place} must be a part with a type", place)
-    if kind != "text":
-        raise UnsupportedFieldError(
-            f"{place}: parts of type {kind[:40]} are not supported by this server", place
-        )
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequestError(f"{place}.text must be a string", f"{place}.text")
-    return part
+    def _read_object(self, raw: msgspec.Raw, name: str, place: str) -> dict[str, Any]:
+        """An object in full, but for the field of that name, which stays as it is and is free."""
+        field: msgspec.Raw = getattr(_decode(_TEXTS_OF, raw, place), name)
+        self._num_extra_bytes += max(0, len(raw) - len(field) - _FREE_BYTES)
+        if self._num_extra_bytes > MAX_EXTRA_BYTES:
+            raise InvalidRequestError(
+                f"{place}: messages hold over {MAX_EXTRA_BYTES} bytes besides their texts", place
+            )
+        fields = _decode(_FIELDS, raw, place)
+        return {
+            key: value if key == name else _decode(_ANYTHING, value, f"{place}.{key[:64]}")
+            for key, value in fields.items()
+        }

@@ -5,7 +5,7 @@ some requests ask for are UNSET unless they are there; the others are always wri
 look for them (`finish_reason`, `logprobs`, `cached_tokens`).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -185,7 +185,9 @@ class CompletionBody(GenerationBody, kw_only=True):
 class ChatBody(GenerationBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: msgspec.Raw
+    """What was said so far: `prompts.read_messages`."""
+
     max_completion_tokens: int | None = None
     """The newer name of `max_tokens`; wins where both are given and equal."""
 
@@ -193,7 +195,8 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
+    """What else the template reads: `prompts.template_variables`."""
 
     def generation_params(self) -> SamplingParams:
         """How to sample, checked."""

@@ -48,7 +48,6 @@ def _check(
     service.check_model_name(chat.model)
     chat.check(service.config.max_n)
     answer.check_priority(chat.priority, service)
-    messages = prompts.check_messages(chat.messages)
     variables = prompts.template_variables(chat.chat_template_kwargs)
     has_generation_prompt = chat.has_generation_prompt
     params = chat.generation_params()
@@ -56,7 +55,7 @@ def _check(
 
     def prepare(model: LoadedModel) -> list[Prompt]:
         text = model.template.render(
-            messages,
+            prompts.read_messages(chat.messages),
             add_generation_prompt=has_generation_prompt,
             continue_final_message=bool(chat.continue_final_message),
             **variables,

@@ -57,7 +57,7 @@ def _check(
     service.check_model_name(completion.model)
     completion.check(service.config.max_n)
     answer.check_priority(completion.priority, service)
-    given = prompts.read(completion.prompt)
+    given = prompts.read(completion.prompt, service.model.inputs)
     answer.check_size(len(given), completion.num_choices, service)
     params = completion.generation_params()
     answer_id = new_id("cmpl-")

@@ -60,6 +60,9 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (completion(prompt="x" * 1000), 400, "prompt", "1000 tokens"),
     (completion(prompt="x" * 990, max_tokens=11), 400, "prompt", "lower max_tokens to 10"),
     (completion(prompt=["x"] * 1025), 400, "prompt", "1024"),
+    (completion(prompt=[[1]] * 1025), 400, "prompt", "1024"),
+    (completion(prompt=[1] * 1000), 400, "prompt", "1000 tokens"),
+    (completion(unknown="y" * (3 << 20)), 400, None, "besides prompt"),
     # Not JSON, or not an object.
     (raw(""), 400, None, "JSON"),
     (raw("not json"), 400, None, "JSON"),
@@ -152,6 +155,7 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs", "messages"),
     (chat(chat_template_kwargs={"self": 1}), 400, "chat_template_kwargs", "self"),
     (chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", "expected object"),
+    (chat(chat_template_kwargs={"a": "y" * 70_000}), 400, "chat_template_kwargs", "65536"),
     # Messages.
     (raw("{}"), 400, "prompt", "required"),
     (chat(messages=None), 400, "messages", "expected array"),
@@ -164,7 +168,10 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (message(content=None), 400, "messages[1].content", "text"),
     (message(content=7), 400, "messages[1].content", "text"),
     (message(content=[]), 400, "messages[1].content", "text"),
-    (message(content=[7]), 400, "messages[1].content[0]", "type"),
+    (message(content=[7]), 400, "messages[1].content[0]", "object"),
+    (message(content=["x"] * 4097), 400, "messages[1].content", "4096"),
+    (message(content="x", junk="y" * 70_000), 400, "messages[1]", "65536 bytes"),
+    (message(content=[{"type": "text", "text": "x", "y": "z" * 70_000}]), 400, None, "65536"),
     (message(content=[{"type": "text"}]), 400, "messages[1].content[0].text", "string"),
     (message(role="robot", content="x"), 400, "messages", "robots may not speak"),
     # Unknown model and route.
@@ -198,6 +205,7 @@ UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [
     (completion(structured_outputs={"regex": "a"}), "structured_outputs"),
     (completion(guided_json={"type": "object"}), "guided_json"),
     (completion(bad_words=["x"]), "bad_words"),
+    (completion(bad_words=[[]] * 1000), "bad_words"),
     (completion(truncate_prompt_tokens=5), "truncate_prompt_tokens"),
     (completion(lora_request={"name": "a"}), "lora_request"),
     (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
