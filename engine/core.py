@@ -39,18 +39,24 @@ class EngineCore:
         config: EngineConfig,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        num_dropped_messages: Callable[[], int] = lambda: 0,
     ) -> None:
         """Load the model through `executor`, size and allocate the KV cache.
+
+        Args:
+            config: settings of this engine core.
+            executor: the workers.
+            clock: of all times that are sent.
+            num_dropped_messages: counted by the input thread; `stats` passes it on.
 
         Raises:
             ConfigError: model, memory and settings do not go together.
             ExecutorError: the workers failed.
         """
         self.executor = executor
-        self.num_dropped_messages = 0
-        """Messages that broke the protocol; the input thread counts them, `stats` passes it on."""
         self._config = config
         self._clock = clock
+        self._num_dropped_messages = num_dropped_messages
         self.enter(Phase.LOADING)
 
         reports = executor.load()
@@ -182,7 +188,7 @@ class EngineCore:
         return self._scheduler.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:
-        return self._scheduler.stats(self.num_dropped_messages)
+        return self._scheduler.stats(self._num_dropped_messages())
 
     def close(self) -> None:
         """End the workers. Idempotent."""

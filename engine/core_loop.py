@@ -41,7 +41,6 @@ class CoreLoop:
     Args:
         put: sends outputs to an API server, by client index. Never blocks.
         num_clients: API servers.
-        num_dropped_messages: counted by the input thread.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class CoreLoop:
         engine_index: int,
         epoch: int,
         num_clients: int,
-        num_dropped_messages: Callable[[], int],
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -63,7 +61,6 @@ class CoreLoop:
         self._engine_index = engine_index
         self._epoch = epoch
         self._num_clients = num_clients
-        self._num_dropped_messages = num_dropped_messages
         self._target = _CoreTarget(core)
         self._load = (0, 0)
         self._stats_due_at = 0.0
@@ -119,7 +116,6 @@ class CoreLoop:
 
     def _answer(self, call: UtilityCall) -> None:
         self._core.enter(Phase.UTILITY)
-        self._core.num_dropped_messages = self._num_dropped_messages()
         self._put(call.client_index, self._outputs(utility=utility.answer(call, self._target)))
 
     def _hand_out(self, outputs: dict[int, EngineCoreOutputs]) -> None:
@@ -129,9 +125,6 @@ class CoreLoop:
 
     def _share_load(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         """Tell the API servers that have no part in this step about the load, when it is due."""
-        if len(outputs) == self._num_clients:
-            return  # all outputs carry it
-        self._core.num_dropped_messages = self._num_dropped_messages()
         stats, now = self._core.stats(), time.monotonic()
         load = (stats.num_waiting, stats.num_running)
         if load == self._load and now < self._stats_due_at:

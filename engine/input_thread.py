@@ -21,7 +21,7 @@ from engine import codec
 from engine.errors import RequestError, WireError
 from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
 from engine.request import Request
-from engine.sockets import make_socket
+from engine.sockets import connect_socket
 from engine.wire import (
     FROM_SOCKET,
     EngineCoreOutput,
@@ -78,6 +78,7 @@ class InputThread:
         addresses: one ROUTER per API server; a client index is a position in it.
         ready: sent on each DEALER before anything else, since a ROUTER cannot address a stranger.
         prepare: `EngineCore.prepare`: raises RequestError for a request that cannot be served.
+        dropped: counts what breaks the protocol.
         reply: sends outputs to an API server, past the main thread.
         on_crash: told of an error that ended the thread; called from the thread.
     """
@@ -89,12 +90,13 @@ class InputThread:
         *,
         ready: EngineReady,
         prepare: Callable[[EngineCoreRequest], Request],
+        dropped: DropCounter,
         inbox: Inbox,
         aborts: AbortQueue,
         reply: Callable[[int, EngineCoreOutputs], None],
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        self._dropped = DropCounter()
+        self._dropped = dropped
         self._context = context
         self._addresses = addresses
         self._ready = ready
@@ -109,10 +111,6 @@ class InputThread:
         self._decode_call = codec.Decoder[UtilityCall](UtilityCall).decode
         self._decode_named = codec.Decoder[_Named](_Named).decode
         self._thread = threading.Thread(target=self._run, name="input", daemon=True)
-
-    @property
-    def num_dropped_messages(self) -> int:
-        return self._dropped.count
 
     def start(self) -> None:
         """Connect and say READY. Ends by itself when the ZeroMQ context is terminated."""
@@ -134,8 +132,7 @@ class InputThread:
 
     def _connect(self, address: str) -> "zmq.Socket[bytes]":
         identity = pack_identity(self._ready.engine_index, self._ready.epoch)
-        socket = make_socket(self._context, zmq.DEALER, identity=identity)
-        socket.connect(address)
+        socket = connect_socket(self._context, zmq.DEALER, address, identity=identity)
         socket.send_multipart(codec.Encoder().encode(self._ready))
         return socket
 

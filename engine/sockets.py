@@ -44,6 +44,24 @@ def make_socket(
     return socket
 
 
+def connect_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    kind: int,
+    address: str,
+    *,
+    identity: bytes | None = None,
+) -> "zmq.Socket[bytes]":
+    """Make a socket and connect it. None is left behind where that fails: a context does not end
+    before its last socket is closed, and nobody can be written to without a connection."""
+    socket = make_socket(context, kind, identity=identity)
+    try:
+        socket.connect(address)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
 def make_ipc_directory(base: str | None = None) -> Path:
     """Make the private folder (0700, random name) of one server's ipc sockets.
 

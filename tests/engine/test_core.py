@@ -186,6 +186,5 @@ def test_a_failure_of_the_workers_comes_out_of_step() -> None:
 
 def test_dropped_messages_are_passed_on_in_the_statistics() -> None:
     """The input thread counts them; nobody else sees its sockets."""
-    engine = make()
-    engine.core.num_dropped_messages = 7
-    assert engine.core.stats().num_dropped_messages == 7
+    core = EngineCore(make_config(), SimulatedWorkers(), num_dropped_messages=lambda: 7)
+    assert core.stats().num_dropped_messages == 7

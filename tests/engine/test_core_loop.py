@@ -48,7 +48,7 @@ class Harness:
 
     def __init__(self, executor: FakeExecutor | None = None) -> None:
         self.executor = executor or FakeExecutor()
-        self.core = EngineCore(CONFIG, self.executor)
+        self.core = EngineCore(CONFIG, self.executor, num_dropped_messages=lambda: 17)
         self.inbox = EndingInbox()
         self.aborts: AbortQueue = SimpleQueue()
         self.sent: list[tuple[int, EngineCoreOutputs]] = []
@@ -60,7 +60,6 @@ class Harness:
             engine_index=0,
             epoch=5,
             num_clients=2,
-            num_dropped_messages=lambda: 17,
         )
         self.inbox.when_idle = self.loop.stop
 
@@ -268,3 +267,28 @@ def test_the_load_goes_to_every_api_server_when_it_changes() -> None:
 
     loads = [m.stats.num_running for i, m in harness.sent if i == 1 and m.stats is not None]
     assert loads == [1, 0]
+
+
+def test_the_last_load_that_an_api_server_hears_is_the_load() -> None:
+    """Though it changed in a step that both had a part in, and changed back in one of the other's:
+    what B hears last is not that a request runs."""
+    harness = Harness()
+    harness.add("first", client_index=0, max_tokens=2)
+    harness.run()
+    harness.add("long", client_index=0, max_tokens=4)
+    harness.add("short", client_index=1, max_tokens=3)
+    harness.loop._is_stopped = False
+    harness.run()
+
+    loads = {i: m.stats.num_running for i, m in harness.sent if m.stats is not None}
+    assert loads == {0: 0, 1: 0}
+
+
+def test_dropped_messages_are_told_with_every_load() -> None:
+    """Also where all API servers have a part in each step."""
+    harness = Harness()
+    for client_index in (0, 1):
+        harness.add(f"{client_index}", client_index=client_index, max_tokens=3)
+    harness.run()
+
+    assert {m.stats.num_dropped_messages for _, m in harness.sent if m.stats is not None} == {17}

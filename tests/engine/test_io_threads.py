@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from engine.inbox import Abort, Add, Call, Inbox, Wave
-from engine.input_thread import InputThread
+from engine.input_thread import DropCounter, InputThread
 from engine.output_thread import OutputThread, Progress
 from engine.utility import make_call
 from engine.wire import (
@@ -121,6 +121,7 @@ class Input:
             [peer.request_address],
             ready=READY,
             prepare=lambda request: self.prepare(request),
+            dropped=DropCounter(),
             inbox=self.inbox,
             aborts=self.aborts,
             reply=lambda client_index, outputs: self.replies.put((client_index, outputs)),

@@ -13,7 +13,7 @@ import zmq
 
 from engine.codec import Decoder, Encoder
 from engine.errors import WireError
-from engine.input_thread import InputThread
+from engine.input_thread import DropCounter, InputThread
 from engine.request import from_wire
 from engine.step import ModelRunnerOutput, SchedulerOutput, WorkerStats
 from engine.utility import Statistics, make_call
@@ -110,6 +110,7 @@ def make_input_thread() -> InputThread:
         (),
         ready=READY,
         prepare=prepare,
+        dropped=DropCounter(),
         inbox=SimpleQueue(),
         aborts=SimpleQueue(),
         reply=lambda client_index, outputs: None,
