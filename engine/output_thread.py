@@ -16,7 +16,7 @@ from typing import NamedTuple
 import zmq
 
 from engine import codec
-from engine.sockets import make_socket
+from engine.sockets import connect_socket
 from engine.wire import (
     EngineCoreOutputs,
     EngineDead,
@@ -110,9 +110,7 @@ class OutputThread:
 
     def _connect(self) -> None:
         for address in self._addresses:
-            socket = make_socket(self._context, zmq.PUSH)
-            self._sockets.append(socket)
-            socket.connect(address)
+            self._sockets.append(connect_socket(self._context, zmq.PUSH, address))
 
     def _send_until_dead(self) -> None:
         next_beat = time.monotonic()

@@ -35,6 +35,11 @@ Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Cause = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
 
+def sendable(text: str) -> str:
+    """Text that can travel: file names in messages may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 class RequestType(bytes, enum.Enum):
     """Type byte of a message to an engine core."""
 

@@ -23,7 +23,7 @@ import msgspec
 from engine.codec import Decoder
 from engine.errors import ConfigError, RaywireError
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
-from engine.wire import Message
+from engine.wire import Message, sendable
 
 Args = TypeVar("Args")
 Kwargs = TypeVar("Kwargs")
@@ -130,7 +130,7 @@ def perform(worker: Worker, call: Call, number: int) -> "Reply | None":
             try:
                 worker.profile(kwargs.is_start, kwargs.directory)
             except (OSError, RuntimeError, ValueError, RaywireError) as error:
-                return Refused(number, _clean(f"{type(error).__name__}: {error}")[:MAX_CHARS])
+                return Refused(number, sendable(f"{type(error).__name__}: {error}")[:MAX_CHARS])
             return Profiled(number, None)
     assert_never(call)
 
@@ -188,15 +188,12 @@ def describe_failure(error: Exception, *, call: int, doing: str) -> Failed:
         call=call,
         doing=doing,
         kind="config" if is_config else "other",
-        message=_clean(str(error) if is_config else f"{type(error).__name__}: {error}")[:MAX_CHARS],
-        traceback=_clean("".join(lines))[-MAX_CHARS:],
+        message=sendable(str(error) if is_config else f"{type(error).__name__}: {error}")[
+            :MAX_CHARS
+        ],
+        traceback=sendable("".join(lines))[-MAX_CHARS:],
         at_s=time.monotonic(),
     )
-
-
-def _clean(text: str) -> str:
-    """Text that can be sent: file names in messages may hold bytes that are no UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def call_decoder() -> Decoder[Call]:

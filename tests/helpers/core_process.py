@@ -7,7 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -49,16 +49,19 @@ def run_core(
     heartbeat_interval_s: float = 0.05,
     is_ready: bool = True,
     start_executor: StartExecutor | None = None,
+    wire: dict[str, Any] | None = None,
     **fake: Any,
 ) -> Iterator[CoreUnderTest]:
     """Start an engine process, wait for READY (unless `is_ready` is False), and end it for sure.
 
     Without `start_executor`, a FakeExecutor with the settings `fake` takes the workers' place.
+    `wire` are fields of its WireConfig that shall be different.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         peers = [stack.enter_context(ApiPeer(folder, i)) for i in range(num_api_servers)]
         config = make_config(peers, heartbeat_interval_s)
+        config = replace(config, wire=replace(config.wire, **wire or {}))
         started = start_process(config, start_executor, **fake)
         stack.callback(_end, started)
         if is_ready:

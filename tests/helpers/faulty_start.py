@@ -2,15 +2,20 @@
 outside. Each is a StartExecutor that a spawned process can import."""
 
 import gc
+import logging
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.input_thread import InputThread
 from engine.output_thread import OutputThread
-from engine.step import WorkerStats
+from engine.step import ModelRunnerOutput, SchedulerOutput, WorkerStats
 from engine.wire import OutputType
 from tests.helpers.fake_executor import FakeExecutor
+
+logger = logging.getLogger(__name__)
 
 OnFailure = Callable[[str], None]
 
@@ -24,6 +29,32 @@ class FreezeReporter(FakeExecutor):
 
 def report_freeze(config: EngineConfig, on_failure: OnFailure) -> FakeExecutor:
     return FreezeReporter()
+
+
+class MixedUp(FakeExecutor):
+    """Its replies are for requests that nobody has sent."""
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        return msgspec.structs.replace(super()._run(plan), request_ids=["stranger"])
+
+
+def mix_up_replies(config: EngineConfig, on_failure: OnFailure) -> FakeExecutor:
+    return MixedUp(on_failure=on_failure)
+
+
+class LoudlyClosed(FakeExecutor):
+    def close(self) -> None:
+        logger.info("the workers are closed")
+
+
+def lose_last_words(config: EngineConfig, on_failure: OnFailure) -> FakeExecutor:
+    """DEAD cannot be sent."""
+
+    def fail(self: OutputThread, cause: str, linger_ms: int) -> bool:
+        raise ZeroDivisionError("scripted fault")
+
+    OutputThread.finish = fail  # type: ignore[method-assign]
+    return LoudlyClosed(refuse_load="no such model")
 
 
 def refuse_to_start(config: EngineConfig, on_failure: OnFailure) -> FakeExecutor:

@@ -1,6 +1,7 @@
 """The executor with real worker processes, in which a fake worker stands for the model."""
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -264,9 +265,9 @@ def test_large_message_to_a_killed_worker_holds_nothing_up(folder: Path) -> None
     with start(folder) as started:
         (worker,) = started.workers()
         worker.kill()
+        calls = (started.executor.execute(large_plan(step)) for step in itertools.count())
         with pytest.raises(ExecutorError, match="killed by SIGKILL"):
-            while True:  # until ZeroMQ has seen it too, which may be sooner than the executor
-                started.executor.execute(large_plan(0)).result()
+            [call.result() for call in calls]
 
 
 def test_worker_that_exits_is_a_failure(folder: Path) -> None:
