@@ -34,7 +34,6 @@ import numpy as np
 
 from engine import stop
 from engine.config import SchedulerConfig
-from engine.errors import ExecutorError
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request, Status
 from engine.request_queue import make_queue
@@ -258,9 +257,11 @@ class Scheduler:
         step = self._steps.popleft()
         expected = [request.request_id for request in step.sampling]
         if not step.number == plan.step == reply.step or reply.request_ids != expected:
-            raise ExecutorError(
-                f"the workers' reply to step {step.number} does not fit it: step {reply.step},"
-                f" {len(reply.request_ids)} sampled tokens where {len(expected)} are due"
+            # Not an ExecutorError: of those, the executor has logged the first cause already.
+            raise RuntimeError(
+                f"the workers' reply to step {step.number} does not fit it: it is to step"
+                f" {reply.step} with tokens of {_some(reply.request_ids)}, where tokens of"
+                f" {_some(expected)} are due"
             )
         if reply.prompt_logprobs:
             self._keep_prompt_logprobs(step, reply)
@@ -406,6 +407,11 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens < request.max_num_tokens
             assert request.num_computed_tokens <= len(request.block_ids) * request.block_size
         self._kv_cache.validate(self._running)
+
+
+def _some(request_ids: list[str]) -> str:
+    """Request ids in an error, of which there may be hundreds."""
+    return f"{len(request_ids)} requests {request_ids[:8]}"
 
 
 def _join_logprobs(chunks: list[Logprobs]) -> Logprobs | None:

@@ -287,6 +287,44 @@ def test_a_config_error_travels_in_dead_and_exits_with_two(
     assert "first cause" not in log
 
 
+def test_a_reply_that_does_not_fit_is_a_first_cause(capfd: pytest.CaptureFixture[str]) -> None:
+    """The executor has seen nothing wrong, so the core logs it, and names who was mixed up."""
+    with run_core(start_executor=faulty_start.mix_up_replies) as core:
+        core.api.add("r")
+        assert "stranger" in core.api.wait_for(EngineDead).cause
+        assert core.exit_code() == 1
+    log = capfd.readouterr().err
+    assert log.count("first cause:") == 1
+    assert "['stranger']" in log
+    assert "['r']" in log
+
+
+def test_a_cause_that_is_no_text_travels_all_the_same() -> None:
+    """A folder's name may hold any bytes; what cannot be sent of it is replaced."""
+    with run_core(is_ready=False, refuse_load="cannot use /models/caf\udce9") as core:
+        assert core.api.wait_for(EngineDead).cause == "cannot use /models/caf?"
+        assert core.exit_code() == 2
+
+
+def test_workers_are_ended_though_the_last_words_are_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever breaks at the end, no worker is left."""
+    with run_core(is_ready=False, start_executor=faulty_start.lose_last_words) as core:
+        assert core.exit_code() == 1
+    assert "the workers are closed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["request_addresses", "output_addresses"])
+def test_an_address_that_cannot_be_used_ends_the_core(
+    field: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It does not hang on a socket that was never connected."""
+    with run_core(is_ready=False, wire={field: ("ipc:///" + "x" * 200,)}) as core:
+        assert core.exit_code() == 1
+    assert capfd.readouterr().err.count("first cause:") == 1
+
+
 @pytest.mark.parametrize("thread", ["input", "output"])
 def test_a_crashed_thread_is_a_dead_core(thread: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Not a core that silently ignores requests: DEAD still gets out, and says which thread."""
