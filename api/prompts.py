@@ -7,6 +7,7 @@ values are counted, and what surrounds the texts is measured, before anything is
 """
 
 from collections.abc import Callable
+from functools import cache
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -37,29 +38,9 @@ _TOKENS = msgspec.json.Decoder(list[int]).decode
 _TOKEN_LISTS = msgspec.json.Decoder(list[list[int]]).decode
 _TEXT = msgspec.json.Decoder(str).decode
 _OBJECT_OR_NULL = msgspec.json.Decoder(dict[str, Any] | None).decode
+_LIST = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ANYTHING = msgspec.json.Decoder(Any).decode
-
-
-class _Bounded:
-    """Decodes a list of at most so many values.
-
-    A list type would read a list that is too long to its end; this one, which is an object in the
-    form of a list, stops where it should have ended.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        fields = [(f"_{i}", msgspec.Raw | UnsetType, UNSET) for i in range(max_length)]
-        self._decoder = msgspec.json.Decoder(
-            msgspec.defstruct("_Values", fields, array_like=True, forbid_unknown_fields=True)
-        )
-
-    def decode(self, raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
-        values = msgspec.structs.astuple(self._decoder.decode(raw))
-        return list(takewhile(lambda value: value is not UNSET, values))
-
-
-_VALUES = _Bounded(MAX_VALUES).decode
 
 
 class _Texts(msgspec.Struct):
@@ -129,6 +110,23 @@ def _decode(decode: Callable[[bytes | msgspec.Raw], T], raw: bytes | msgspec.Raw
         raise InvalidRequestError(f"{place} is nested too deeply", place) from error
 
 
+def _decode_values(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
+    """The values of a list, of which there may be `MAX_VALUES`."""
+    if len(raw) <= 2 * MAX_VALUES:  # a value and a comma: there are no more
+        return _LIST(raw)
+    values = msgspec.structs.astuple(_bounded_list()(raw))
+    return list(takewhile(lambda value: value is not UNSET, values))
+
+
+@cache
+def _bounded_list() -> Callable[[bytes | msgspec.Raw], msgspec.Struct]:
+    """A list type would read a list that is too long to its end; this one, which is an object in the
+    form of a list, stops where it should have ended."""
+    fields = [(f"_{i}", msgspec.Raw | UnsetType, UNSET) for i in range(MAX_VALUES)]
+    kind = msgspec.defstruct("Values", fields, array_like=True, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(kind).decode
+
+
 def template_variables(raw: msgspec.Raw) -> dict[str, Any]:
     """`chat_template_kwargs`, which must not pretend to be fields of the request."""
     name = "chat_template_kwargs"
@@ -147,7 +145,7 @@ def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:
         InvalidRequestError: there are none or too many, or one has no role or no content.
         UnsupportedFieldError: a content is no text, or a message calls tools.
     """
-    messages = _decode(_VALUES, raw, "messages")
+    messages = _decode(_decode_values, raw, "messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
     reader = _MessageReader()
@@ -181,7 +179,7 @@ class _MessageReader:
             case b'"':
                 return _decode(_TEXT, raw, place)
             case b"[":
-                parts = _decode(_VALUES, raw, place)
+                parts = _decode(_decode_values, raw, place)
             case _:
                 parts = []
         if not parts:
