@@ -7,6 +7,7 @@ Used by `process`, on the main thread; knows no sockets and no threads. It sleep
 while the core has no work, so an idle engine core costs nothing.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -166,5 +167,18 @@ class _CoreTarget:
         # Checked here, because a worker that cannot write its trace ends the engine core.
         if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
             raise RequestFailedError(f"{directory} is no folder that can be written to")
-        self._core.executor.profile(is_start, directory)
-        self._profile_directory = directory if is_start else None
+        if is_start:
+            self._start_profile(directory)
+        else:
+            self._core.executor.profile(False, directory)
+            self._profile_directory = None
+
+    def _start_profile(self, directory: str) -> None:
+        try:
+            self._core.executor.profile(True, directory)
+        except RequestFailedError:
+            # Some ranks may have started, and nobody will stop a profiler that does not run.
+            with contextlib.suppress(RequestFailedError):
+                self._core.executor.profile(False, directory)
+            raise
+        self._profile_directory = directory

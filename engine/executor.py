@@ -24,14 +24,18 @@ class Executor(Protocol):
         """Allocate the KV tensors on all ranks, and warm up."""
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run one step. Up to `max_steps_in_flight` of them may be under way; replies come in
-        order."""
+        """Run one step. Several may be under way, the core's limit is one for each pipeline stage;
+        replies come in order."""
 
     def statistics(self) -> Sequence[WorkerStats]: ...
 
     def profile(self, is_start: bool, directory: str) -> None:
         """Start or stop a profiler on all ranks; stopping writes one trace file per rank into
-        `directory`."""
+        `directory`. Ranks where that is so already stay as they are.
+
+        Raises:
+            RequestFailedError: it did not work on some rank; the workers go on.
+        """
 
     def close(self) -> None:
         """End all workers: ask, wait, kill. Idempotent, also after a failure."""
