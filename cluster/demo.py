@@ -16,6 +16,9 @@ from pathlib import Path
 
 import click
 
+from cluster.http_socket import listen
+from engine.errors import ConfigError
+
 HOST = "127.0.0.1"
 PROMPT = "Once upon a time, there was a"
 SAMPLING = {"max_tokens": 60, "temperature": 0.7, "top_p": 0.9}
@@ -28,6 +31,7 @@ START_TIMEOUT_S = 600.0
 @click.option("--model", default="demo", show_default=True)
 @click.option("--log", "log_path", default="raywire-demo.log", type=click.Path(path_type=Path))
 def main(port: int, model: str, log_path: Path) -> None:
+    _check_port(port)
     click.echo(f"starting `raywire serve {model}`; its log is in {log_path}")
     server = _start(model, port, log_path)
     try:
@@ -41,10 +45,21 @@ def main(port: int, model: str, log_path: Path) -> None:
     click.echo(_farewell(model, port, server.pid))
 
 
+def _check_port(port: int) -> None:
+    """Before anything is started, and before a log is overwritten: the demo before may still run,
+    and its server's answer is not this one's."""
+    try:
+        listen(HOST, port).close()
+    except ConfigError as error:
+        raise click.ClickException(f"{error} (`make demo PORT={port + 1}`)") from error
+
+
 def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
+    # INFO, whatever the environment says: the start is shown, and `_wait_ready` reads it.
+    flags = ["--host", HOST, "--port", str(port), "--log-level", "INFO"]
     with log_path.open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster", "serve", model, "--host", HOST, "--port", str(port)],
+            [sys.executable, "-m", "cluster", "serve", model, *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -53,16 +68,22 @@ def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
 
 
 def _wait_ready(server: "subprocess.Popen[bytes]", port: int, log_path: Path) -> None:
-    """Show what the server says of its start, until it is ready."""
+    """Show what the server says of its start, until it is ready.
+
+    Whatever answers on the port is this server only once this server's own log says that it
+    listens.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
+    is_listening = False
     with log_path.open(encoding="utf-8", errors="replace") as log:
         while time.monotonic() < deadline:
             has_ended = server.poll() is not None
             for line in log.readlines():
                 click.secho(f"  {line.rstrip().rpartition('] ')[2]}", dim=True)
+                is_listening = is_listening or "] listening on " in line
             if has_ended:
                 raise click.ClickException(f"the server has ended; see {log_path}")
-            if _is_ready(port):
+            if is_listening and _is_ready(port):
                 return
             time.sleep(0.2)
     raise click.ClickException(f"not ready within {START_TIMEOUT_S:.0f} s; see {log_path}")

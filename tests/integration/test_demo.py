@@ -11,8 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import click
 import pytest
 
+from cluster import demo
 from cluster.http_socket import listen
 from tests.helpers.server import ROOT, running_server, session_processes, wait_for
 
@@ -23,12 +25,17 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def run_demo(folder: str, port: int) -> "subprocess.CompletedProcess[str]":
-    flags = ("--model", "scripted", "--port", str(port), "--log", f"{folder}/log")
+def run_demo(folder: str, port: int, model: str = "scripted") -> "subprocess.CompletedProcess[str]":
+    flags = ("--model", model, "--port", str(port), "--log", f"{folder}/log")
     return subprocess.run(
         [sys.executable, "-m", "cluster.demo", *flags],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "TMPDIR": folder,
+            "OMP_NUM_THREADS": "1",
+            "RAYWIRE_LOG_LEVEL": "WARNING",  # which must not keep it from seeing its server start
+        },
         capture_output=True,
         text=True,
         timeout=100,
@@ -60,11 +67,11 @@ def test_the_demo_streams_an_answer_and_leaves_the_server_running() -> None:
 
 def test_a_demo_that_cannot_start_says_why() -> None:
     """The server's own line, and no server left behind."""
-    with listen("127.0.0.1", 0) as taken, tempfile.TemporaryDirectory() as folder:
-        result = run_demo(folder, taken.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_demo(folder, free_port(), model="./nothing")
 
     assert result.returncode == 1
-    assert "Address already in use" in result.stdout
+    assert "  error: model folder ./nothing does not exist\n" in result.stdout
     assert "Error: the server has ended" in result.stderr
 
 
@@ -94,3 +101,29 @@ def test_two_servers_start_in_the_same_second() -> None:
             two.wait_ready()
             assert one.port != two.port
             assert time.monotonic() - began < 60
+
+
+def test_a_second_demo_says_that_the_port_is_taken() -> None:
+    """It neither shows another server's answer as its own nor overwrites that one's log."""
+    with tempfile.TemporaryDirectory(prefix="rw-") as folder, running_server("scripted") as server:
+        (Path(folder) / "log").write_text("the first one's")
+        result = run_demo(folder, server.port)
+
+        assert result.returncode == 1
+        assert re.fullmatch(
+            rf"Error: cannot listen on 127.0.0.1 port {server.port}: .* in use.*\n", result.stderr
+        )
+        assert result.stdout == ""
+        assert (Path(folder) / "log").read_text() == "the first one's"
+
+
+def test_an_answer_on_the_port_counts_only_if_it_is_our_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another server may take the port in the moment before ours does."""
+    (tmp_path / "log").write_text("error: cannot listen on 127.0.0.1\n")
+    with running_server("scripted") as server, subprocess.Popen(["sleep", "0.5"]) as ours:
+        with pytest.raises(click.ClickException, match="has ended"):
+            demo._wait_ready(ours, server.port, tmp_path / "log")
+
+    assert capsys.readouterr().out == "  error: cannot listen on 127.0.0.1\n"
