@@ -120,8 +120,8 @@ def _decode_values(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
 
 @cache
 def _bounded_list() -> Callable[[bytes | msgspec.Raw], msgspec.Struct]:
-    """A list type would read a list that is too long to its end; this one, which is an object in the
-    form of a list, stops where it should have ended."""
+    """Decodes an object in the form of a list, which stops where it should have ended: a list type
+    would go on to the end of one that is too long."""
     fields = [(f"_{i}", msgspec.Raw | UnsetType, UNSET) for i in range(MAX_VALUES)]
     kind = msgspec.defstruct("Values", fields, array_like=True, forbid_unknown_fields=True)
     return msgspec.json.Decoder(kind).decode
