@@ -13,6 +13,7 @@ no text travels but names, grammars and error causes. `codec` turns these struct
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -222,6 +223,17 @@ class Logprobs(Message, frozen=True):
     cuts."""
     ranks: np.ndarray
     """`[n]` u32: rank of the token itself, 1 is the best."""
+
+
+def join_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
+    """One for the tokens of all `parts`, of which there is at least one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    return Logprobs(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        np.concatenate([part.ranks for part in parts]),
+    )
 
 
 class EngineCoreEvent(Message, frozen=True):

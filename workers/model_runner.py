@@ -21,7 +21,7 @@ from engine.step import (
     NewRequest,
     SchedulerOutput,
 )
-from engine.wire import Logprobs
+from engine.wire import Logprobs, join_logprobs
 from workers.input_batch import InputBatch, PromptRows, Step
 from workers.sampler import SampledTokens, Sampler, prompt_logprobs
 
@@ -144,7 +144,7 @@ class ModelRunner:
             logits = self._model.logits(states[rows])  # on all tensor ranks: they share the work
             if logits is not None:
                 parts.append(prompt_logprobs(logits, token_ids[rows], asked.num_logprobs))
-        return _joined(parts) if parts else None
+        return join_logprobs(parts) if parts else None
 
     def _reply(
         self,
@@ -167,13 +167,3 @@ class ModelRunner:
 
 
 _NOTHING_SAMPLED = SampledTokens(np.zeros(0, np.uint32))
-
-
-def _joined(parts: list[Logprobs]) -> Logprobs:
-    if len(parts) == 1:
-        return parts[0]
-    return Logprobs(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-    )
