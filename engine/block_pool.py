@@ -26,6 +26,8 @@ class BlockPool:
         assert num_blocks >= 2, "the null block and one to use"
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
+        self.num_freed = 0
+        """Blocks that have become free so far."""
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
@@ -71,6 +73,7 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             assert self._ref_counts[block_id] >= 0, f"block {block_id} is freed twice"
             if self._ref_counts[block_id] == 0:
+                self.num_freed += 1
                 is_head = self._hashes[block_id] is None
                 self._link(block_id, self._next[NULL_BLOCK] if is_head else NULL_BLOCK)
 
@@ -88,6 +91,9 @@ class BlockPool:
                 break
             found.append(block_id)
         return found
+
+    def has(self, block_hash: bytes) -> bool:
+        return block_hash in self._block_of_hash
 
     def count_free(self, block_ids: Iterable[int]) -> int:
         """How many of them are free now: sharing those costs free blocks."""

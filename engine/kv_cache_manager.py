@@ -13,11 +13,24 @@ be freed and handed on while a step that writes to them is under way: the next o
 later. If a step fails, the engine core is dead and its cache with it.
 """
 
+from dataclasses import dataclass
+
 from engine.block_pool import BlockPool
 from engine.request import Request
 
 _NO_BLOCKS: list[int] = []
 """Shared by all who need none; never changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a request was not admitted, and what would change that."""
+
+    request: Request
+    enough: int
+    """Blocks freed so far minus blocks reserved, from which on it might fit."""
+    next_hash: bytes | None
+    """Of the first block of its prefix that was not in the cache."""
 
 
 class KVCacheManager:
@@ -29,11 +42,8 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens of the longest request that fits when it is alone."""
-        return (self._pool.num_blocks - 1) * self._block_size
+        self._refusal: _Refusal | None = None
+        """The last answer of `admit`, if that was no."""
 
     @property
     def usage(self) -> float:
@@ -49,10 +59,9 @@ class KVCacheManager:
 
         One token at least is left to compute: the next one is sampled from its output.
         """
-        if request.wants_prompt_logprobs:
+        if not request.can_share_blocks:
             return _NO_BLOCKS
-        most = (request.num_tokens - 1) // self._block_size
-        return self._pool.find(request.block_hashes, most)
+        return self._pool.find(request.block_hashes, self._num_shareable(request))
 
     def admit(self, request: Request, cached: list[int], num_tokens: int, reserved: int) -> bool:
         """Give `request` the `cached` blocks and new ones, for its first `num_tokens` tokens.
@@ -60,14 +69,47 @@ class KVCacheManager:
         False, and nothing changes, unless all its known tokens would fit beside the `reserved`
         blocks that running requests are going to need: who starts to prefill can also end it.
         """
-        room = self._pool.num_free - self._pool.count_free(cached) - reserved
-        if self.num_missing_blocks(request) - len(cached) > room:
+        if (lacking := self._num_lacking(request, cached, reserved)) > 0:
+            self._refusal = self._refuse(request, cached, lacking, reserved)
             return False
+        self._refusal = None
         self._pool.share(cached)
         num_new = -(-num_tokens // self._block_size) - len(cached)
         request.block_ids = cached + self._pool.allocate(num_new)
         request.num_registered_blocks = len(cached)
         return True
+
+    def still_refuses(self, request: Request, reserved: int) -> bool:
+        """Whether `admit` would refuse `request` again, as far as can be told without looking up
+        its blocks: for a long prompt that takes a millisecond, and a request may wait for long.
+
+        A block that is needed is a free one, or a cached one that somebody holds. There are more of
+        both together only when a block is freed, when fewer are reserved, or when the cache has got
+        the block that continues the prefix. (Any other block of the prefix that comes into the
+        cache replaces one that was handed out.)
+        """
+        refusal = self._refusal
+        if refusal is None or refusal.request is not request:
+            return False
+        if self._pool.num_freed - reserved >= refusal.enough:
+            return False
+        return refusal.next_hash is None or not self._pool.has(refusal.next_hash)
+
+    def _num_lacking(self, request: Request, cached: list[int], reserved: int) -> int:
+        """How many blocks too few there are for `request`."""
+        room = self._pool.num_free - self._pool.count_free(cached) - reserved
+        return self.num_missing_blocks(request) - len(cached) - room
+
+    def _refuse(
+        self, request: Request, cached: list[int], lacking: int, reserved: int
+    ) -> "_Refusal":
+        next_hash = None
+        if request.can_share_blocks and len(cached) < self._num_shareable(request):
+            next_hash = request.block_hashes[len(cached)]
+        return _Refusal(request, self._pool.num_freed - reserved + lacking, next_hash)
+
+    def _num_shareable(self, request: Request) -> int:
+        return (request.num_tokens - 1) // self._block_size
 
     def extend(self, request: Request, num_tokens: int) -> list[int] | None:
         """New blocks, so that `request` holds `num_tokens` tokens; None if the pool lacks them."""

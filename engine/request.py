@@ -15,6 +15,7 @@ import enum
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from engine.block_hash import hash_full_blocks, root_hash
@@ -141,14 +142,20 @@ class Request:
         self.prompt_logprobs: list[Logprobs] = []
 
     @property
-    def num_output_tokens(self) -> int:
-        """Also counts those that were generated elsewhere."""
-        return self.num_tokens - self.num_prompt_tokens
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """Its whole prompt must go through the model, so cached prefixes are of no use to it."""
         return self.sampling_params.prompt_logprobs is not None and not self.has_sent_token
+
+    @property
+    def can_share_blocks(self) -> bool:
+        """The prefix cache is asked for its blocks."""
+        return self.root_hash is not None and not self.wants_prompt_logprobs
+
+    def params_for_workers(self) -> SamplingParams:
+        """Its sampling parameters as a plan tells them: what was sent is not computed again."""
+        if self.wants_prompt_logprobs or self.sampling_params.prompt_logprobs is None:
+            return self.sampling_params
+        return msgspec.structs.replace(self.sampling_params, prompt_logprobs=None)
 
     def move_to(self, status: Status) -> None:
         assert status in _LEGAL[self.status], f"{self.request_id}: {self.status} to {status}"

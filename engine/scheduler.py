@@ -30,8 +30,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import numpy as np
-
 from engine import stop
 from engine.config import SchedulerConfig
 from engine.kv_cache_manager import KVCacheManager
@@ -48,6 +46,7 @@ from engine.wire import (
     OutputDetails,
     PrefillStats,
     SchedulerStats,
+    join_logprobs,
 )
 
 Outputs = dict[int, list[EngineCoreOutput]]
@@ -90,8 +89,8 @@ class Scheduler:
         """Requests that the workers hold and the next plan tells them to drop."""
         self._outputs: Outputs = {}
         """To be fetched by `take_outputs`."""
-        self._with_news: list[Request] = []
-        """Requests with events that go out with the next update."""
+        self._with_news: dict[str, Request] = {}
+        """Requests with events that go out with the next update, by id."""
         self._last_step = 0
         self._arrivals = itertools.count()
 
@@ -172,15 +171,17 @@ class Scheduler:
         not fit holds up the others: nobody is overtaken for ever."""
         while self._waiting and step.budget and len(self._running) < self._config.max_num_seqs:
             request = self._waiting.peek()
+            # One more block for each running request, which it will soon ask for: without it every
+            # second admission ended in a preemption (measured on a full pool of 1,000 blocks: 347
+            # preemptions for 400 requests, now 14).
+            reserved = step.reserved_blocks + len(self._running)
+            if self._kv_cache.still_refuses(request, reserved):
+                return
             cached = self._kv_cache.find_cached(request)
             num_cached = len(cached) * request.block_size
             num_new = self._chunk(request.num_tokens - num_cached, step.budget)
             if num_new > step.budget:
                 return
-            # One more block for each running request, which it will soon ask for: without it every
-            # second admission ended in a preemption (measured on a full pool of 1,000 blocks: 347
-            # preemptions for 400 requests, now 14).
-            reserved = step.reserved_blocks + len(self._running)
             if not self._kv_cache.admit(request, cached, num_cached + num_new, reserved):
                 return
             self._waiting.pop()
@@ -212,7 +213,7 @@ class Scheduler:
         self._record(request, EventKind.SCHEDULED, now)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
-            if request.root_hash is not None:
+            if request.can_share_blocks:
                 self.counters.prefix_cache_queries += request.num_prompt_tokens
                 self.counters.prefix_cache_hits += request.num_cached_tokens
         step.new_requests.append(
@@ -222,7 +223,7 @@ class Scheduler:
                 request.num_prompt_tokens,
                 num_cached,
                 list(request.block_ids),
-                request.sampling_params,
+                request.params_for_workers(),
             )
         )
 
@@ -284,7 +285,12 @@ class Scheduler:
         request.append(token_id, packed)
         reason = stop.finish_reason(request)
         logprobs = reply.logprobs.get(request.request_id) if reply.logprobs else None
-        self._emit(request, packed, reason, logprobs)
+        is_first = not request.has_sent_token
+        self._emit(request, packed, reason, logprobs, is_first)
+        if is_first:
+            request.has_sent_token = True
+            request.prompt_logprobs = []
+            self.counters.num_prompt_tokens += request.num_prompt_tokens
         self.counters.num_generation_tokens += 1
         if reason is not None:
             self._finish(request)
@@ -295,12 +301,13 @@ class Scheduler:
         packed: bytes,
         reason: FinishReason | None = None,
         logprobs: Logprobs | None = None,
+        is_first: bool = False,
     ) -> None:
         """Put out a token, or news without one (`packed` is empty)."""
         details = None
-        is_first = bool(packed) and not request.has_sent_token
         if is_first or request.events or logprobs is not None:
-            details = self._details(request, is_first, logprobs)
+            details = _details(request, is_first, logprobs)
+            request.events = []
         output = EngineCoreOutput(
             request.request_id,
             packed,
@@ -313,24 +320,6 @@ class Scheduler:
             outputs = self._outputs[request.client_index] = []
         outputs.append(output)
 
-    def _details(
-        self, request: Request, is_first: bool, logprobs: Logprobs | None
-    ) -> OutputDetails:
-        events, request.events = request.events, []
-        prefill_stats = prompt_logprobs = None
-        if is_first:
-            request.has_sent_token = True
-            self.counters.num_prompt_tokens += request.num_prompt_tokens
-            prefill_stats = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens)
-            prompt_logprobs = _join_logprobs(request.prompt_logprobs)
-            request.prompt_logprobs = []
-        return OutputDetails(
-            new_logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            events=events or None,
-            prefill_stats=prefill_stats,
-        )
-
     def _keep_prompt_logprobs(self, step: _Step, reply: ModelRunnerOutput) -> None:
         """Collect them chunk by chunk: they go out whole, with the first token."""
         for request_id, logprobs in reply.prompt_logprobs.items():
@@ -342,12 +331,12 @@ class Scheduler:
 
     def _record(self, request: Request, kind: EventKind, now: float) -> None:
         request.events.append(EngineCoreEvent(kind, now))
-        self._with_news.append(request)
+        self._with_news[request.request_id] = request
 
     def _emit_news(self) -> None:
         """Events go out with the step they happened in, also where it brought no token."""
-        for request in self._with_news:
-            if request.events and request.status is not Status.FINISHED:
+        for request in self._with_news.values():
+            if request.events:
                 self._emit(request, b"")
         self._with_news.clear()
 
@@ -357,6 +346,7 @@ class Scheduler:
             self._dropped.append(request.request_id)
         request.move_to(Status.FINISHED)
         self._kv_cache.free(request)
+        self._with_news.pop(request.request_id, None)
         del self._requests[request.request_id]
 
     # -------------------------------------------------------------------------------- state
@@ -414,11 +404,16 @@ def _some(request_ids: list[str]) -> str:
     return f"{len(request_ids)} requests {request_ids[:8]}"
 
 
-def _join_logprobs(chunks: list[Logprobs]) -> Logprobs | None:
-    if len(chunks) < 2:
-        return chunks[0] if chunks else None
-    return Logprobs(
-        np.concatenate([chunk.token_ids for chunk in chunks]),
-        np.concatenate([chunk.logprobs for chunk in chunks]),
-        np.concatenate([chunk.ranks for chunk in chunks]),
+def _details(request: Request, is_first: bool, logprobs: Logprobs | None) -> OutputDetails:
+    """What goes with an output beside its token; with the first token, all that is sent once."""
+    prefill_stats = prompt_logprobs = None
+    if is_first:
+        prefill_stats = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens)
+        if request.prompt_logprobs:
+            prompt_logprobs = join_logprobs(request.prompt_logprobs)
+    return OutputDetails(
+        new_logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        events=request.events or None,
+        prefill_stats=prefill_stats,
     )

@@ -259,6 +259,16 @@ def test_the_profiler_starts_and_stops_once(tmp_path: Path) -> None:
     assert harness.executor.profiles == [(True, folder), (False, folder), (True, folder)]
 
 
+def test_a_profiler_that_starts_on_some_ranks_only_is_stopped_on_all(tmp_path: Path) -> None:
+    """The caller hears that it failed, so nobody is going to stop it."""
+    folder = str(tmp_path)
+    harness = Harness(FakeExecutor(refuse_profile_start=True))
+    (answer,) = harness.answers(("profile", True, folder))
+
+    assert "rank 1 cannot profile" in str(answer.failure)
+    assert harness.executor.profiles == [(True, folder), (False, folder)]
+
+
 def test_the_load_goes_to_every_api_server_when_it_changes() -> None:
     """API server 1 has no request, but hears of one waiting, of it running, and of its end."""
     harness = Harness()

@@ -56,7 +56,7 @@ def test_blocks_are_hashed_as_tokens_fill_them() -> None:
 def test_tokens_from_elsewhere_count_as_output() -> None:
     """`max_tokens` and `min_tokens` are counted from the end of the prompt."""
     request = make(4, output=[9, 9], max_tokens=5, min_tokens=3)
-    assert (request.num_tokens, request.num_output_tokens) == (6, 2)
+    assert (request.num_tokens, request.num_prompt_tokens) == (6, 4)
     assert (request.max_num_tokens, request.min_num_tokens) == (9, 7)
 
 

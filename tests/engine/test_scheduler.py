@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from engine.kv_cache_manager import KVCacheManager
+from engine.request import Request
 from engine.step import ModelRunnerOutput
 from engine.wire import EventKind, FinishReason
 from tests.helpers.engine_core import CoreUnderTest, make_config, make_request
@@ -196,6 +198,27 @@ def test_a_request_is_not_started_on_the_last_block_of_another() -> None:
     assert engine.core.stats().num_preemptions == 0
 
 
+def test_a_request_that_does_not_fit_is_not_looked_up_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only when blocks have become free, and then it starts at once."""
+    engine = make(num_blocks=8, block_size=4)
+    engine.add(make_request("old", 16, max_tokens=8))
+    engine.step()
+    engine.add(make_request("big", [3] * 24, max_tokens=1))
+    looked_up: list[str] = []
+    find = KVCacheManager.find_cached
+
+    def find_and_note(self: KVCacheManager, request: Request) -> list[int]:
+        looked_up.append(request.request_id)
+        return find(self, request)
+
+    monkeypatch.setattr(KVCacheManager, "find_cached", find_and_note)
+    engine.run()
+    assert looked_up == ["big", "big"]
+    assert engine.received["big"].finish_reasons == [FinishReason.LENGTH]
+
+
 # --------------------------------------------------------------------------------- prefix cache
 
 
@@ -295,8 +318,9 @@ def test_prompt_logprobs_that_were_sent_do_not_cost_the_cache() -> None:
     joined = [new for plan in engine.workers.plans for new in plan.new_requests]
     assert [new.request_id for new in joined] == ["old", "new", "new"]
     assert joined[-1].num_computed_tokens > 0
-    stats = engine.core.stats()  # what a request finds when it is resumed is no hit
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (14, 0)
+    assert joined[-1].sampling_params.prompt_logprobs is None  # nor are they computed again
+    stats = engine.core.stats()  # neither of who looks nothing up, nor when a request is resumed
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (7, 0)
     assert len(engine.received["new"].prompt_logprobs) == 1
 
 
@@ -421,6 +445,17 @@ def test_counters_count_tokens_once() -> None:
     assert stats.num_preemptions >= 1
     assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (14, 18)
     assert stats.num_steps == len(engine.workers.plans)
+
+
+def test_nothing_is_kept_of_requests_that_ended_between_two_steps() -> None:
+    """Added and aborted while no step ran, a thousand times: their prompts would fill memory."""
+    engine = make()
+    scheduler = engine.core._scheduler
+    for _ in range(3):
+        engine.add(make_request("r"))
+        engine.core.abort(["r"])
+    assert [output.details is None for output in scheduler.take_outputs()[0]] == [False] * 3
+    assert not scheduler._with_news
 
 
 # -------------------------------------------------------------------------------- broken peers

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from engine.kv_cache_manager import KVCacheManager
+from engine.request import Request
 from engine.wire import EngineCoreRequest, EventKind, FinishReason
 from tests.helpers.engine_core import CoreUnderTest, Received, make_config, make_request
 from tests.helpers.simulated_workers import right_answer
@@ -63,6 +65,7 @@ class AnyLoad(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
         )
         self.engine = CoreUnderTest(config)
+        _check_refusals(self.engine.core._scheduler._kv_cache)
         self.max_model_len = max_model_len
         self.sent: dict[str, EngineCoreRequest] = {}
         self.aborted: set[str] = set()
@@ -177,6 +180,18 @@ class AnyLoad(RuleBasedStateMachine):
     def _check_counters(self) -> None:
         before, self.counters = self.counters, self._counters()
         assert all(old <= new for old, new in zip(before, self.counters, strict=True))
+
+
+def _check_refusals(kv_cache: KVCacheManager) -> None:
+    """Whoever is refused without a look would be refused after it as well."""
+
+    def still_refuses(request: Request, reserved: int) -> bool:
+        refuses = KVCacheManager.still_refuses(kv_cache, request, reserved)
+        cached = kv_cache.find_cached(request)
+        assert not refuses or kv_cache._num_lacking(request, cached, reserved) > 0
+        return refuses
+
+    kv_cache.still_refuses = still_refuses  # type: ignore[method-assign]
 
 
 def _check_events(received: Received) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.codec import unpack_tokens
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ExecutorError
+from engine.errors import ConfigError, ExecutorError, RequestFailedError
 from engine.sampling_params import SamplingParams
 from engine.step import (
     ContinuedRequests,
@@ -79,6 +79,9 @@ class FakeExecutor:
     fail_after_s: float | None = None
     """Call `on_failure` that long after loading, as a monitor does when a worker dies."""
 
+    refuse_profile_start: bool = False
+    """Raise RequestFailedError from each start of the profiler, which some ranks have obeyed."""
+
     on_failure: Callable[[str], None] | None = None
 
     plans: list[SchedulerOutput] = field(default_factory=list)
@@ -135,6 +138,8 @@ class FakeExecutor:
 
     def profile(self, is_start: bool, directory: str) -> None:
         self.profiles.append((is_start, directory))
+        if is_start and self.refuse_profile_start:
+            raise RequestFailedError("rank 1 cannot profile")
 
     def close(self) -> None:
         self.is_closed = True
