@@ -11,6 +11,7 @@ the one exception to who may import whom.
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 from engine.config import DType, Policy
 from engine.errors import EngineDeadError, InvalidRequestError, UnavailableError
+from engine.lifecycle import here_only
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -135,7 +137,9 @@ class LLM:
         self._engines = start_engines(options)  # may fork: no thread and no ZeroMQ before
         self._client = self._engines.client
         self._loop = LoopThread("raywire-llm")
-        self._end = weakref.finalize(self, _end, self._loop, self._client, self._engines.close)
+        end = here_only(_end)
+        self._end = weakref.finalize(self, end, self._loop, self._client, self._engines.close)
+        self._pid = os.getpid()
         try:
             ready = self._loop.submit(self._client.wait_ready(startup_timeout))
             # The engine core loads the model meanwhile.
@@ -258,6 +262,11 @@ class LLM:
         return all(self._loop.submit(self._client.utility("reset_prefix_cache")).result())
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise UnavailableError(
+                f"this LLM belongs to process {self._pid}, and a fork cannot use it: neither its"
+                " sockets nor its threads are there"
+            )
         if not self._end.alive:
             raise UnavailableError("this LLM has been closed")
 

@@ -34,7 +34,7 @@ from cluster.plan import Topology
 from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, RaywireError
-from engine.lifecycle import set_title, stop_on_signals
+from engine.lifecycle import here_only, set_title, stop_on_signals
 from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Engines:
     """The engine cores of one `LLM` object, and the client that speaks to them, not yet bound.
 
     Made by `start_engines`. They end with `close`, with the garbage collection of this object, with
-    the interpreter, and with the process, however that dies.
+    the interpreter, and with the process, however that dies; a fork of it leaves them alone.
     """
 
     def __init__(
@@ -203,7 +203,8 @@ class Engines:
         client = self.client
         self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
         self._folder = folder
-        self.close = weakref.finalize(self, _end_engines, self._supervisor, client, folder)
+        end = here_only(_end_engines)
+        self.close = weakref.finalize(self, end, self._supervisor, client, folder)
         """End everything: ask, wait, kill. Idempotent."""
 
         configs = options.engine_configs(

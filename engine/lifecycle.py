@@ -7,6 +7,7 @@ slow (a long call into C that keeps the interpreter lock) the kernel sends SIGKI
 
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -15,13 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, parent_process, process
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import ParamSpec
 
 import setproctitle
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 STOP_SIGNAL = signal.SIGUSR1
 """How a parent asks its engine core to end. Not SIGTERM: `timeout`, systemd and container runtimes
@@ -147,6 +151,8 @@ def interrupted_by(signum: signal.Signals, handle: Callable[[], None]) -> Iterat
 
 # A forked child would report its signals into its parent's pipe.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+# At its end it would try to join its parent's children, and fail with a traceback.
+os.register_at_fork(after_in_child=lambda: process._children.clear())  # type: ignore[attr-defined]
 
 
 def leave_stopping_to_parent() -> None:
@@ -196,6 +202,19 @@ def end_processes(processes: Iterable[BaseProcess], timeout_s: float) -> None:
         if not alive:
             return
     logger.error("processes survive SIGKILL pids=%s", [p.pid for p in alive])
+
+
+def here_only(function: Callable[P, object]) -> Callable[P, None]:
+    """`function` for this process, nothing in a fork of it: there, too, finalizers run, and would
+    end what belongs to the parent."""
+    pid = os.getpid()
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        if os.getpid() == pid:
+            function(*args, **kwargs)
+
+    return call
 
 
 def describe_exit(exit_code: int | None) -> str:

@@ -124,3 +124,28 @@ print(*{"torch", "transformers", "cluster", "fastapi"} & set(sys.modules))
     )
 
     assert done.stdout == "\n", done.stderr
+
+
+def test_a_fork_of_the_script_leaves_the_engine_alone(tmp_path: Path, model: Path) -> None:
+    """The child ends quickly and quietly, the usual way, and its parent goes on; what it cannot do
+    it is told."""
+    done = run(
+        tmp_path,
+        f"""
+import os, sys
+from api import LLM
+llm = LLM({str(model)!r})
+if os.fork() == 0:
+    try:
+        llm.generate("hello", use_tqdm=False)
+    except Exception as error:
+        print(type(error).__name__, "belongs to process" in str(error), flush=True)
+    llm.close()
+    sys.exit()
+print("exit code", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+print("answer:", llm.generate("hello", use_tqdm=False)[0].outputs[0].text)
+""",
+    )
+
+    assert done.stdout == "UnavailableError True\nexit code 0\nanswer: hello\n", done.stderr
+    assert done.stderr == ""
