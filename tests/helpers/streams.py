@@ -1,7 +1,9 @@
 """Reads server-sent events of a running server, as a client does."""
 
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,13 +47,16 @@ def wait_for_running(server: Server, count: int) -> None:
 class BackgroundStream:
     """A streamed completion, read in a thread until its end.
 
-    `started` is set with the first token; after `join`, `events` has everything that came.
+    `started` is set with the first token, at `started_at`; after `join`, `events` has everything
+    that came.
     """
 
     def __init__(self, server: Server, **fields: object) -> None:
         self.events: list[dict[str, Any]] = []
         self.status: int | None = None
         self.started = threading.Event()
+        self.started_at = math.inf
+        """`time.monotonic()`."""
         self.failure: Exception | None = None
         """The connection broke, instead of ending as a stream should."""
         self._server = server
@@ -91,7 +96,9 @@ class BackgroundStream:
                 self.status = response.status_code
                 for event in read_events(response):
                     self.events.append(event)
-                    self.started.set()
+                    if not self.started.is_set():
+                        self.started_at = time.monotonic()
+                        self.started.set()
         except httpx.TransportError as error:
             self.failure = error
         finally:
