@@ -6,12 +6,15 @@ wires and real worker processes take part. A few combinations run always, all of
 `make test-slow`.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api import LLM, SamplingParams
+from api.llm import CompletionOutput
 from tests.helpers.tiny_models import ARCHITECTURES, clear_prompts, greedy_tokens, tiny_model
 
 NUM_TOKENS = 12
@@ -52,8 +55,7 @@ ALWAYS = {
 def combinations() -> list[Any]:
     return [
         pytest.param(
-            architecture,
-            way,
+            (architecture, way),
             id=f"{architecture}-{way.replace(' ', '-')}",
             marks=() if (architecture, way) in ALWAYS else pytest.mark.slow,
         )
@@ -62,29 +64,74 @@ def combinations() -> list[Any]:
     ]
 
 
+@dataclass(frozen=True)
+class Started:
+    """A model, loaded in one of the ways."""
+
+    llm: LLM
+    folder: Path
+    has_little_cache: bool
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize(("architecture", "way"), combinations())
-def test_tokens_are_those_of_transformers(models: Path, architecture: str, way: str) -> None:
-    """20 prompts, first one by one and then all in one batch with twelve more."""
+@pytest.fixture(scope="module", params=combinations())
+def started(request: pytest.FixtureRequest, models: Path) -> Iterator[Started]:
+    architecture, way = request.param
     folder = tiny_model(architecture, models)
-    prompts = clear_prompts(folder, NUM_PROMPTS, NUM_TOKENS)
-    expected = [greedy_tokens(folder, prompt, NUM_TOKENS) for prompt in prompts]
+    with LLM(str(folder), dtype="float32", **WAYS[way]) as llm:
+        yield Started(llm, folder, "num_gpu_blocks_override" in WAYS[way])
+
+
+def test_tokens_are_those_of_transformers(started: Started) -> None:
+    """20 prompts, first one by one and then all in one batch with twelve more; where there is
+    little cache, with preemptions."""
+    prompts = clear_prompts(started.folder, NUM_PROMPTS, NUM_TOKENS)
+    expected = [greedy_tokens(started.folder, prompt, NUM_TOKENS) for prompt in prompts]
     greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     mixed = [prompts[i % NUM_PROMPTS] for i in range(BATCH)]
 
-    with LLM(str(folder), dtype="float32", **WAYS[way]) as llm:
-        alone = [tokens(llm, [prompt], greedy)[0] for prompt in prompts]
-        together = tokens(llm, mixed, greedy)
+    alone = [generate(started, [prompt], greedy)[0] for prompt in prompts]
+    together = generate(started, mixed, greedy)
 
-    assert alone == expected
-    assert together == [expected[i % NUM_PROMPTS] for i in range(BATCH)]
+    assert tokens(alone) == expected
+    assert tokens(together) == [expected[i % NUM_PROMPTS] for i in range(BATCH)]
+    assert (num_preemptions(together) > 0) == started.has_little_cache
 
 
-def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """The generated token ids, by prompt."""
-    outputs = llm.generate(list(prompts), params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+def test_seeded_tokens_do_not_depend_on_the_batch(started: Started) -> None:
+    """Drawn alone and again among others that draw as well: the same tokens, and not the likeliest
+    ones."""
+    prompts = clear_prompts(started.folder, NUM_PROMPTS, NUM_TOKENS)
+    seeded = [
+        SamplingParams(temperature=3.0, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for seed in range(4)
+    ]
+    unseeded = SamplingParams(temperature=3.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    others = [unseeded] * (NUM_PROMPTS - len(seeded))
+
+    alone = [generate(started, [prompts[i]], [seeded[i]])[0] for i in range(len(seeded))]
+    together = generate(started, prompts, [*seeded, *others])
+
+    assert tokens(together)[: len(seeded)] == tokens(alone)
+    assert tokens(alone)[0] != greedy_tokens(started.folder, prompts[0], NUM_TOKENS)
+
+
+def generate(
+    started: Started, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[CompletionOutput]:
+    """Continue the prompts, all in one batch."""
+    outputs = started.llm.generate(list(prompts), params, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+def tokens(outputs: list[CompletionOutput]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+def num_preemptions(outputs: list[CompletionOutput]) -> int:
+    """How often a sequence had to give way, by the engine core's own account."""
+    return sum(output.timeline.num_preemptions for output in outputs if output.timeline)
