@@ -88,10 +88,20 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
     """
     generation = Generation()
     with contextlib.ExitStack() as cleanup:
-        watch = _DisconnectWatch(request.receive, generation.cancel)
+        preparing = service.threads.run(partial(job.prepare, service.model), job.num_bytes)
+
+        def on_gone() -> None:
+            generation.cancel()
+            preparing.cancel()
+
+        watch = _DisconnectWatch(request.receive, on_gone)
         cleanup.callback(watch.stop)
         cleanup.callback(generation.close)
-        prompts = await service.threads.run(partial(job.prepare, service.model), job.num_bytes)
+        try:
+            prompts = await preparing
+        except asyncio.CancelledError:
+            generation.check_client()
+            raise
         generation.launch(service, prompts, job.params, job.arrived_at)
         form = job.make_format(generation, prompts)
         batches = generation.batches()

@@ -30,17 +30,21 @@ class TextThreads:
         self._long = _Lane("text-long", 1)
         self._waiting: set[asyncio.Future[Any]] = set()
 
-    async def run(self, call: Callable[[], T], num_bytes: int = 0) -> T:
-        """Return what `call` returns, or raise what it raises. `num_bytes`: length of its text."""
+    def run(self, call: Callable[[], T], num_bytes: int = 0) -> "asyncio.Future[T]":
+        """Await it for what `call` returns or raises. Cancelling it takes back a call that no
+        thread has begun. `num_bytes`: length of its text."""
         lane = self._short if num_bytes < LONG_BYTES else self._long
-        result = asyncio.wrap_future(lane.submit(call))
+        work = lane.submit(call)
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        result.add_done_callback(lambda done: _hand_over(done, waiter))
         self._waiting.add(waiter)
-        try:
-            return await waiter
-        finally:
+
+        def forget(_: "asyncio.Future[T]") -> None:
             self._waiting.discard(waiter)
+            work.cancel()  # no effect on what has begun
+
+        waiter.add_done_callback(forget)
+        asyncio.wrap_future(work).add_done_callback(lambda done: _hand_over(done, waiter))
+        return waiter
 
     def cut(self, error: Exception) -> None:
         """Nobody waits any longer: they get `error`, whatever the threads are still busy with."""
@@ -55,9 +59,11 @@ class TextThreads:
 
 
 def _hand_over(done: "asyncio.Future[T]", waiter: "asyncio.Future[T]") -> None:
-    if done.cancelled() or waiter.done():
+    if done.cancelled():
         return
-    error = done.exception()
+    error = done.exception()  # read in any case, or asyncio warns of one that nobody has read
+    if waiter.done():
+        return
     if error is None:
         waiter.set_result(done.result())
     else:

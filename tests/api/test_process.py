@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from api.chat_template import ChatTemplate
+from api.input_processor import InputProcessor
 from engine.errors import ConfigError
 from engine.wire import EngineCoreRequest, FinishReason
 from tests.helpers.fake_engine import endless_answer
@@ -235,6 +236,39 @@ def test_disconnect_aborts(is_streamed: bool, is_running: bool) -> None:
         aborted = 'raywire:request_success_total{engine="0",finished_reason="abort",model_name="m"}'
         wait_for(lambda: server.metric(aborted) == 2)
         assert server.client.num_in_flight == 0
+
+
+def test_text_of_a_client_that_has_gone_is_not_tokenized(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its place in the queue is free for those who stay."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    caplog.set_level("INFO", "api.edge")
+    texts: list[str] = []
+    encode = InputProcessor.encode
+
+    def encode_slowly(self: InputProcessor, text: str, **options: Any) -> list[int]:
+        texts.append(text)
+        has_begun.set()
+        assert may_end.wait(20)
+        return encode(self, text, **options)
+
+    with serving(num_text_threads=1) as server, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(InputProcessor, "encode", encode_slowly)
+        slow = pool.submit(server.complete, prompt="slow")
+        assert has_begun.wait(20)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"http://127.0.0.1:{server.port}/v1/completions",
+                json={"prompt": "gone"},
+                timeout=httpx.Timeout(20, read=0.2),
+            )
+        wait_for(lambda: " 499 " in caplog.text, "the end of the one that has gone")
+        next_ = pool.submit(server.complete, prompt="next")
+        may_end.set()
+
+        assert (slow.result(20).status_code, next_.result(20).status_code) == (200, 200)
+        assert texts == ["slow", "next"]
 
 
 def test_failure_before_the_first_token_is_a_500() -> None:

@@ -40,10 +40,7 @@ def test_long_texts_do_not_hold_up_short_ones(threads: TextThreads) -> None:
     may_end = threading.Event()
 
     async def work() -> int:
-        long_ones = [
-            asyncio.create_task(threads.run(lambda: may_end.wait(TIMEOUT_S), LONG_BYTES))
-            for _ in range(5)
-        ]
+        long_ones = [threads.run(lambda: may_end.wait(TIMEOUT_S), LONG_BYTES) for _ in range(5)]
         short = await asyncio.wait_for(threads.run(lambda: 7), TIMEOUT_S)
         may_end.set()
         await asyncio.gather(*long_ones)
@@ -57,8 +54,7 @@ def test_cut_frees_who_waits(threads: TextThreads) -> None:
     may_end = threading.Event()
 
     async def work() -> None:
-        waiting = asyncio.create_task(threads.run(lambda: may_end.wait(TIMEOUT_S)))
-        await asyncio.sleep(0)
+        waiting = threads.run(lambda: may_end.wait(TIMEOUT_S))
         threads.cut(UnavailableError("the server is shutting down"))
         with pytest.raises(UnavailableError):
             await waiting
@@ -68,13 +64,33 @@ def test_cut_frees_who_waits(threads: TextThreads) -> None:
     asyncio.run(work())
 
 
+def test_call_that_nobody_waits_for_is_not_begun() -> None:
+    """Cancelled or cut while it was in the queue: the next one gets its turn at once."""
+    threads = TextThreads(1)
+    may_end = threading.Event()
+    begun: list[str] = []
+
+    async def work() -> None:
+        busy = threads.run(lambda: may_end.wait(TIMEOUT_S))
+        threads.run(lambda: begun.append("cancelled")).cancel()
+        cut = threads.run(lambda: begun.append("cut"))
+        threads.cut(UnavailableError("the server is shutting down"))
+        await asyncio.gather(busy, cut, return_exceptions=True)
+        may_end.set()
+        await threads.run(lambda: begun.append("next"))
+
+    asyncio.run(work())
+    threads.close()
+
+    assert begun == ["next"]
+
+
 def test_busy_thread_does_not_keep_the_process_alive() -> None:
     """A process that is told to stop does not wait for half a minute of tokenizing."""
     code = (
         "import asyncio, time; from api.threads import TextThreads; t = TextThreads(1)\n"
         "async def work():\n"
-        "    asyncio.create_task(t.run(lambda: time.sleep(60)))\n"
-        "    await asyncio.sleep(0)\n"
+        "    t.run(lambda: time.sleep(60))\n"
         "asyncio.run(work())"
     )
 
