@@ -30,11 +30,10 @@ MAX_RENDER_S = 5.0
 
 MAX_RENDERED_CHARS = 32 << 20
 
-RESERVED = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"}
 )
-"""Arguments of `render`. A client sets them through fields of their own; its template variables are
-to be refused under these names before they get here."""
+"""Arguments of `render`, which a client sets through fields of their own, and Jinja's own name."""
 
 _MAX_DEPTH = 100
 
@@ -83,7 +82,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation.
 
@@ -93,11 +92,12 @@ class ChatTemplate:
             documents: for templates that quote documents.
             add_generation_prompt: end with the header of the answer to come.
             continue_final_message: leave the last message open, for the model to continue.
-            variables: whatever else the template reads (`enable_thinking`, …).
+            variables: whatever else the template reads (`enable_thinking`, …), under names that
+                `check_variables` lets pass.
 
         Raises:
-            InvalidRequestError: the model has no template, or the template refuses the
-                conversation, in its own words.
+            InvalidRequestError: the model has no template, a variable's name is taken, or the
+                template refuses the conversation, in its own words.
             UnsupportedFieldError: a message holds an image or another part that is no text.
         """
         if not messages:
@@ -108,10 +108,8 @@ class ChatTemplate:
                 " is continued or a new one begins, not both",
                 "continue_final_message",
             )
-        if taken := sorted(variables.keys() & self._special_tokens.keys()):
-            raise InvalidRequestError(
-                f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
-            )
+        variables = variables or {}
+        check_variables(variables, self._special_tokens)
         name = self._choose(has_tools=bool(tools))
         conversation = [self._prepare(name, place, m) for place, m in enumerate(messages)]
         if continue_final_message:
@@ -186,6 +184,22 @@ class ChatTemplate:
             ) from error
         finally:
             _deadline.reset(token)
+
+
+def check_variables(variables: Mapping[str, Any], taken_too: Iterable[str] = ()) -> None:
+    """Refuse template variables that pretend to be fields of the request.
+
+    Args:
+        variables: `chat_template_kwargs` of a request.
+        taken_too: more names that they must not have.
+
+    Raises:
+        InvalidRequestError: a name is taken.
+    """
+    if taken := sorted(variables.keys() & _RESERVED.union(taken_too)):
+        raise InvalidRequestError(
+            f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
+        )
 
 
 # ----------------------------------------------------------------------------------- messages

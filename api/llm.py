@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from api.chat_template import RESERVED, ChatTemplate, Message
+from api.chat_template import ChatTemplate, Message
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.loop_thread import LoopThread
@@ -234,11 +234,6 @@ class LLM:
         Raises:
             InvalidRequestError, ContextLengthError, EngineDeadError: as in `generate`.
         """
-        variables = dict(chat_template_kwargs or {})
-        if taken := sorted(variables.keys() & RESERVED):
-            raise InvalidRequestError(
-                f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs"
-            )
         conversations = _as_conversations(messages)
         rendered = [
             _Prompt(
@@ -247,7 +242,7 @@ class LLM:
                     tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **variables,
+                    variables=chat_template_kwargs,
                 ),
                 [],
             )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.body import invalid_field
-from api.chat_template import RESERVED
+from api.chat_template import check_variables
 from api.input_processor import InputProcessor
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
@@ -133,8 +133,7 @@ def template_variables(raw: msgspec.Raw) -> dict[str, Any]:
     if len(raw) > MAX_EXTRA_BYTES:
         raise InvalidRequestError(f"{name} is over {MAX_EXTRA_BYTES} bytes long", name)
     variables = _decode(_OBJECT_OR_NULL, raw, name) or {}
-    if taken := sorted(variables.keys() & (RESERVED | {"self"})):
-        raise InvalidRequestError(f"{name} must not set {', '.join(taken)}", name)
+    check_variables(variables)
     return variables
 
 

@@ -32,7 +32,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(request: Request) -> Response:
-        raw = await body.read(request, service.config.max_body_bytes)
+        raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
         job = _check(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
@@ -58,7 +58,7 @@ def _check(
             prompts.read_messages(chat.messages),
             add_generation_prompt=has_generation_prompt,
             continue_final_message=bool(chat.continue_final_message),
-            **variables,
+            variables=variables,
         )
         token_ids = model.inputs.encode(
             text, add_special_tokens=bool(chat.add_special_tokens), param="messages"

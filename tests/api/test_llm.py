@@ -152,6 +152,8 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     assert (open_ended.prompt or "").endswith("The sum is")
     with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
         llm.chat([user], chat_template_kwargs={"add_generation_prompt": False})
+    with pytest.raises(InvalidRequestError, match="must not set self"):
+        llm.chat([user], chat_template_kwargs={"self": 1})
 
 
 def test_the_bar_counts_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
