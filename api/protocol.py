@@ -10,12 +10,10 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.sampling import SamplingParams
+from api.sampling import SamplingParams, check_stop
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, RepetitionDetection, check_range
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
@@ -90,20 +88,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
             raise InvalidRequestError(
                 f"cache_salt has 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
             )
-        self._check_stop()
-
-    def _check_stop(self) -> None:
-        strings = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(strings) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(strings)}", "stop"
-            )
-        for string in strings:
-            if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequestError(
-                    f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, not {len(string)}",
-                    "stop",
-                )
+        check_stop([self.stop] if isinstance(self.stop, str) else self.stop or [])
 
     @property
     def num_choices(self) -> int:

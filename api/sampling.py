@@ -4,7 +4,7 @@ Used by the `LLM` class and by the HTTP routes. Stop strings, special tokens and
 choices never reach the engine: `for_engine` leaves them out.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,8 +14,8 @@ from engine.sampling_params import RepetitionDetection, check_range
 from engine.sampling_params import SamplingParams as EngineSamplingParams
 
 MAX_N = 128
-MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
 
 
 class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
@@ -59,7 +59,7 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
                 raise InvalidRequestError(f"{name} must be {kind}, not {value!r:.80}", name)
         super().__post_init__()
         check_range("n", self.n, 1, MAX_N)
-        _check_stop(self.stop)
+        check_stop(self.stop)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.
@@ -82,17 +82,20 @@ def _replace(params: SamplingParams, name: str, value: object) -> None:
     msgspec.structs.force_setattr(params, name, value)
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
+def check_stop(stop: Sequence[str]) -> None:
+    """Refuse stop strings that are too many, too long or empty, of a request or of a program.
+
+    Raises:
+        InvalidRequestError: with the limit and the offending number.
+    """
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(
             f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}", "stop"
         )
     for string in stop:
-        if not string:
-            raise InvalidRequestError("stop must not hold an empty string", "stop")
-        if len(string) > MAX_STOP_STRING_CHARS:
+        if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
             raise InvalidRequestError(
-                f"a stop string has at most {MAX_STOP_STRING_CHARS} characters, not {len(string)}",
+                f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, not {len(string)}",
                 "stop",
             )
 

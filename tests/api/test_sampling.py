@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.sampling import MAX_STOP_STRINGS, SamplingParams
+from api.sampling import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
 from engine.codec import Decoder, Encoder
 from engine.errors import InvalidRequestError
 from engine.sampling_params import SamplingParams as EngineSamplingParams
@@ -62,7 +62,7 @@ def test_lists_and_single_stop_strings_are_taken() -> None:
         ("stop", ["a", ""]),
         ("stop", [1]),
         ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
-        ("stop", "x" * 1025),
+        ("stop", "x" * (MAX_STOP_STRING_CHARS + 1)),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1.5]),
         ("stop_token_ids", [True]),
