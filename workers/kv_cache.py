@@ -49,11 +49,8 @@ def allocate(
     block_size: int,
     device: torch.device,
 ) -> dict[int, LayerKV]:
-    """Return empty pages for each layer.
-
-    Zeroed, because batched attention multiplies the rest of a last page by a weight of zero, which
-    only takes it away while it is finite.
-    """
+    """Return empty pages for each layer, all zero. Once used, a page holds what its last owner left
+    until the next one writes there."""
     size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
     return {
         index: LayerKV(_zeros(size, shape.dtype, device), _zeros(size, shape.dtype, device))

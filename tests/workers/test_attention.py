@@ -113,6 +113,25 @@ def test_large_decode_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(torch.cat([d.tokens for d in decodes]).tolist()) == list(range(12))
 
 
+@pytest.mark.parametrize("backend", [CpuAttention(), ReferenceAttention()])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("left", [float("nan"), float("inf")])
+def test_what_an_earlier_owner_left_in_a_page_does_not_spread(
+    left: float, window: int | None, backend: CpuAttention | ReferenceAttention
+) -> None:
+    """Pages are reused as they are, and one request's overflow must not reach the next."""
+    batch = make_batch(*MIXED)
+    call = AttentionCall(scale=0.3, window=window)
+    expected = run(backend, call, batch)
+    owned = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
+    for block_ids, seq_len in zip(batch.layout.block_table, batch.layout.seq_lens, strict=True):
+        slots = block_ids[:, None].long() * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
+        owned[slots.flatten()[:seq_len]] = True
+    for pages in batch.kv:
+        pages.flatten(0, 1)[~owned] = left
+    assert torch.equal(run(backend, call, batch), expected)
+
+
 def test_window_gathers_only_what_it_sees() -> None:
     """A long request in a layer with a window costs the window, not its length."""
     batch = make_batch([1], [400])

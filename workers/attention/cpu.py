@@ -9,6 +9,10 @@ matrix, so that a batch is a single call of torch's fused attention over gathere
 Batches are cut where the gathered pages would leave the processor's cache, and go by length, so
 that little is masked. With a window only the pages that it touches are gathered.
 
+A request's last page is gathered whole, and behind its last token it may hold what an earlier owner
+left. No mask hides a NaN or an infinity: NaN + -inf and 0 · inf are NaN. So that rest of the page,
+which belongs to the request and is not yet used, is cleared first.
+
 A kernel of our own that reads pages in place belongs here; this is its fallback.
 """
 
@@ -70,6 +74,7 @@ class CpuAttention:
 
     def prepare(self, layout: BatchLayout) -> None:
         self._layout = layout
+        self._unused = _unused_slots(layout)
         # By window: a model's layers share one or two, and the first layer of each makes the plan.
         self._work.clear()
         self._reference.prepare(layout)
@@ -80,6 +85,8 @@ class CpuAttention:
         work = self._work.get(call.window)
         if work is None:
             work = self._work[call.window] = _divide(self._layout, call.window, kv)
+        for pages in kv:
+            pages.flatten(0, 1).index_fill_(0, self._unused, 0)
         out_THD = torch.empty_like(query_THD)
         for batch in work.decodes:
             out_THD[batch.tokens] = _decode(batch, call.scale, query_THD[batch.tokens], kv)
@@ -112,6 +119,16 @@ def _prefill(prefill: _Prefill, scale: float, query_THD: Tensor, kv: LayerKV) ->
         enable_gqa=True,
     )
     return out_1HTD[0].transpose(0, 1)
+
+
+def _unused_slots(layout: BatchLayout) -> Tensor:
+    """Return the slots behind the last token in the last page of each decoding request."""
+    decoding = np.flatnonzero(np.diff(layout.query_start_cpu) == 1)
+    last_block, last_offset = np.divmod(layout.seq_lens_cpu[decoding] - 1, layout.block_size)
+    block_ids = layout.block_table.numpy()[decoding, last_block].astype(np.int64)
+    offsets = np.arange(layout.block_size)
+    slots = block_ids[:, None] * layout.block_size + offsets
+    return torch.from_numpy(slots[offsets > last_offset[:, None]])
 
 
 def _divide(layout: BatchLayout, window: int | None, kv: LayerKV) -> _Work:
