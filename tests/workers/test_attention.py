@@ -132,6 +132,18 @@ def test_what_an_earlier_owner_left_in_a_page_does_not_spread(
     assert torch.equal(run(backend, call, batch), expected)
 
 
+def test_masks_are_made_once_for_all_layers() -> None:
+    """As numbers of the cache's type: torch would convert any others in every layer."""
+    batch = make_batch([5, 1], [9, 7], dtype=torch.bfloat16)
+    backend, call = CpuAttention(), AttentionCall(scale=0.3)
+    run(backend, call, batch)
+    work = backend._work[None]
+    masks = [work.decodes[0].mask, work.prefills[0].mask]
+    assert [mask is not None and mask.dtype for mask in masks] == [torch.bfloat16] * 2
+    backend.forward(call, batch.query_THD, batch.kv)
+    assert backend._work[None] is work
+
+
 def test_window_gathers_only_what_it_sees() -> None:
     """A long request in a layer with a window costs the window, not its length."""
     batch = make_batch([1], [400])

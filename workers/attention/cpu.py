@@ -54,7 +54,8 @@ class _Prefill:
     keys: slice
     """Which of the gathered tokens are keys."""
     mask: Tensor | None
-    """`[num_queries, num_keys]` bool; None where plain causal attention says the same."""
+    """`[num_queries, num_keys]` float, 0 or -inf; None where plain causal attention says the
+    same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def _divide(layout: BatchLayout, window: int | None, kv: LayerKV) -> _Work:
             for requests in _batches(layout, decoding, first_block, kv)
         ],
         prefills=[
-            _prefill_of(layout, request, int(first_block[request]), window)
+            _prefill_of(layout, request, int(first_block[request]), window, kv.key.dtype)
             for request in prefilling.tolist()
         ],
     )
@@ -185,27 +186,34 @@ def _decode_batch(
     seen = positions < seq_lens
     if window is not None:
         seen &= positions >= seq_lens - window
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), -torch.inf)
     return _DecodeBatch(
         tokens=torch.from_numpy(layout.query_start_cpu[requests].astype(np.int64)),
         block_ids=layout.block_table[
             torch.from_numpy(requests)[:, None], torch.from_numpy(columns)
         ],
-        mask=mask[:, None, None],
+        mask=_as_mask(torch.from_numpy(seen), dtype)[:, None, None],
     )
 
 
 def _prefill_of(
-    layout: BatchLayout, request: int, first_block: int, window: int | None
+    layout: BatchLayout, request: int, first_block: int, window: int | None, dtype: torch.dtype
 ) -> _Prefill:
     first, last = layout.query_start_cpu[request : request + 2].tolist()
     seq_len = int(layout.seq_lens_cpu[request])
     num_queries, num_keys = last - first, seq_len - first_block * layout.block_size
     is_plain = num_queries == seq_len and (window is None or window >= seq_len)
-    device = layout.block_table.device
+    mask = None
+    if not is_plain:
+        seen = reference.visible(num_queries, num_keys, window, layout.block_table.device)
+        mask = _as_mask(seen, dtype)
     return _Prefill(
         tokens=slice(first, last),
         block_ids=layout.block_table[request, first_block : -(-seq_len // layout.block_size)],
         keys=slice(0, num_keys),
-        mask=None if is_plain else reference.visible(num_queries, num_keys, window, device),
+        mask=mask,
     )
+
+
+def _as_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where `seen`, else -inf: what torch would make of `seen` in every layer anew."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
