@@ -45,11 +45,19 @@ def is_repeating(token_ids: "array[int]", start: int, detection: RepetitionDetec
     count = detection.min_count
     longest = min(detection.max_pattern_size, (len(token_ids) - start) // count)
     last = token_ids[-1]
-    for size in range(detection.min_pattern_size, longest + 1):
-        # A sequence repeats with period `size` exactly if it equals itself moved by `size`. Most
-        # sizes are ruled out by the last token alone.
-        if token_ids[-1 - size] == last:
-            tail = token_ids[-size * count :]
-            if tail[size:] == tail[:-size]:
-                return True
-    return False
+    # Most sizes are ruled out by the last token alone.
+    return any(
+        token_ids[-1 - size] == last and _ends_with_repeats(token_ids, size, count)
+        for size in range(detection.min_pattern_size, longest + 1)
+    )
+
+
+def _ends_with_repeats(token_ids: "array[int]", size: int, count: int) -> bool:
+    """Whether the last `size` tokens stand there `count` times in a row."""
+    end = len(token_ids)
+    pattern = token_ids[end - size :]
+    # Backwards, to the first that differs: this runs for each token, over outputs of any length.
+    return all(
+        token_ids[start : start + size] == pattern
+        for start in range(end - 2 * size, end - size * count - 1, -size)
+    )

@@ -80,6 +80,26 @@ def test_a_repeating_output_ends_with_repetition() -> None:
     assert end_of([STOP, STOP], repetition_detection=detection) == (None, None)
 
 
+class CountingArray(array):  # type: ignore[type-arg]
+    """Counts the tokens that are read from it."""
+
+    num_read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+
+def test_looking_for_repetitions_does_not_read_the_whole_output() -> None:
+    """32,768 tokens that repeat in every size but for one of the last: each size is given up at
+    the first period that differs."""
+    tokens = CountingArray(TOKEN_TYPE, [7] * 32768)
+    tokens[-2] = 9
+    assert not is_repeating(tokens, 0, RepetitionDetection(256, 2, 128))
+    assert tokens.num_read < 256 * (256 + 10)
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=24),
     st.integers(0, 4),
