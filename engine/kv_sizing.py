@@ -21,9 +21,6 @@ MIN_UNASKED_LEN = 1024
 """Tokens. A server that was told neither its length nor its memory shrinks to no less: that would
 be no use to anybody, and an error says what to do."""
 
-NUM_BLOCKS_WITHOUT_KV = 16384
-"""For a model that keeps no KV at all: enough to schedule by."""
-
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSize:
@@ -52,7 +49,7 @@ def size_kv_cache(
             f"--max-model-len {wanted} must be from 1 to {own_length}, the model's own maximum"
         )
     length = wanted if isinstance(wanted, int) else own_length
-    num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, cache, length)
+    num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, cache)
     capacity = max(num_blocks - 1, 0) * cache.block_size
     if length > capacity:
         if capacity < _shortest_length(wanted, cache):
@@ -78,15 +75,11 @@ def _shortest_length(wanted: int | Literal["auto"] | None, cache: CacheConfig) -
     return MIN_UNASKED_LEN if cache.kv_cache_memory_bytes is None else sys.maxsize
 
 
-def _blocks_in_memory(reports: Sequence[WorkerReport], cache: CacheConfig, length: int) -> int:
-    limits = [
+def _blocks_in_memory(reports: Sequence[WorkerReport], cache: CacheConfig) -> int:
+    return min(
         report.kv_budget_bytes // (report.kv_bytes_per_token * cache.block_size)
         for report in reports
-        if report.kv_bytes_per_token
-    ]
-    if limits:
-        return min(limits)
-    return max(NUM_BLOCKS_WITHOUT_KV, -(-length // cache.block_size) + 1)
+    )
 
 
 def _too_small(
@@ -97,10 +90,7 @@ def _too_small(
             f"--max-model-len {length} needs more than --num-gpu-blocks-override"
             f" {cache.num_gpu_blocks_override}, which holds {capacity} tokens"
         )
-    tightest = min(
-        (report for report in reports if report.kv_bytes_per_token),
-        key=lambda report: report.kv_budget_bytes / report.kv_bytes_per_token,
-    )
+    tightest = min(reports, key=lambda report: report.kv_budget_bytes / report.kv_bytes_per_token)
     num_blocks = -(-length // cache.block_size) + 1
     needed = num_blocks * cache.block_size * tightest.kv_bytes_per_token
     remedy = (

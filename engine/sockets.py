@@ -84,16 +84,9 @@ def make_ipc_directory(base: str | None = None) -> Path:
     return path
 
 
-def bind_ipc(socket: "zmq.Socket[bytes]", directory: Path, name: str) -> str:
-    """Bind to a socket file in `directory` and return its address."""
-    address = f"ipc://{directory / name}"
-    socket.bind(address)
-    return address
-
-
 def bind_tcp(socket: "zmq.Socket[bytes]", host: str) -> str:
     """Bind to a port of the kernel's choice on exactly one address, and return the address to
-    advertise."""
+    advertise. For engine cores on other machines, which come with issue 3."""
     socket.setsockopt(zmq.IPV6, int(":" in host))
     socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -59,10 +59,6 @@ class SchedulerOutput(Message, frozen=True):
     continued: ContinuedRequests = ContinuedRequests()
     dropped_request_ids: list[str] = []
 
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens.values())
-
 
 class ModelRunnerOutput(Message, frozen=True):
     """The reply of the output rank to `execute_model`."""
@@ -76,8 +72,6 @@ class ModelRunnerOutput(Message, frozen=True):
     """For requests that asked for them: `n` is 1."""
     prompt_logprobs: dict[str, Logprobs] = {}
     """For requests that asked: of the prompt tokens whose predecessor was computed in this step."""
-    execute_s: float = 0.0
-    """Time on the device, as the output rank saw it."""
 
 
 class WorkerReport(Message, frozen=True):
@@ -90,7 +84,7 @@ class WorkerReport(Message, frozen=True):
     model_max_len: int
     """The longest position the model was made for."""
     kv_bytes_per_token: int
-    """On this rank, over its layers."""
+    """On this rank, over its layers, of which it has one at least."""
     kv_budget_bytes: int
     """What this rank can give to the KV cache."""
     weight_bytes: int = 0

@@ -44,7 +44,6 @@ class Step:
     Tensors are on the device, and are overwritten when the next step is prepared.
     """
 
-    number: int
     input_ids: Tensor
     """`[num_tokens]` int64."""
     positions: Tensor
@@ -125,7 +124,6 @@ class InputBatch:
             sampling_rows=query_start[1:][is_sampling] - 1,
         )
         return Step(
-            number=plan.step,
             input_ids=inputs["input_ids"],
             positions=inputs["positions"],
             layout=BatchLayout(

@@ -5,7 +5,6 @@ tokens came out: the engine core sends what it accepted with the next plan. Only
 replies has a sampler.
 """
 
-import time
 from typing import Protocol
 
 import numpy as np
@@ -65,11 +64,10 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run one step. Returns the reply, on the rank that replies."""
-        began = time.perf_counter()
         self._update_sampler(plan)
         self._batch.update(plan)
         if not plan.num_scheduled_tokens:
-            return self._reply(plan.step, [], _NOTHING_SAMPLED, {}, began)
+            return self._reply(plan.step, [], _NOTHING_SAMPLED, {})
 
         step = self._batch.prepare(plan)
         states = self._model.forward(step, self._batch)
@@ -77,7 +75,7 @@ class ModelRunner:
             return None
         of_prompts = self._prompt_logprobs(step, states)
         sampled = self._sample(step, states)
-        return self._reply(plan.step, step.sampling_ids, sampled, of_prompts, began)
+        return self._reply(plan.step, step.sampling_ids, sampled, of_prompts)
 
     def warm_up(self, num_tokens: int, block_size: int) -> None:
         """Run a prefill of `num_tokens` and a decode after it, so that the first request finds
@@ -152,7 +150,6 @@ class ModelRunner:
         request_ids: list[str],
         sampled: SampledTokens,
         of_prompts: dict[str, Logprobs],
-        began: float,
     ) -> ModelRunnerOutput | None:
         if self._sampler is None:
             return None
@@ -162,7 +159,6 @@ class ModelRunner:
             sampled_token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=of_prompts,
-            execute_s=time.perf_counter() - began,
         )
 
 

@@ -21,7 +21,7 @@ import zmq
 from engine.codec import Decoder, Encoder, pack_tokens
 from engine.input_thread import _receive
 from engine.sampling_params import SamplingParams
-from engine.sockets import bind_ipc, make_socket
+from engine.sockets import make_socket
 from engine.wire import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -151,7 +151,9 @@ def bench_receive(num_tokens: int) -> dict[str, float]:
     frames = [b"\0", *Encoder().encode(make_request("r", num_tokens))]
     with zmq.Context() as context, socket_folder() as folder:
         with make_socket(context, zmq.ROUTER) as router, make_socket(context, zmq.DEALER) as dealer:
-            dealer.connect(bind_ipc(router, folder, "router"))
+            address = f"ipc://{folder}/router"
+            router.bind(address)
+            dealer.connect(address)
             dealer.send(b"hello")
             peer, _ = router.recv_multipart()
 

@@ -53,7 +53,6 @@ def test_prompt_embeds_are_named_too() -> None:
         ("prompt_token_ids", np.asarray([10], dtype="<u4")),
         ("output_token_ids", np.asarray([2**32 - 1], dtype="<u4")),
         ("sampling_params", None),
-        ("arrival_time", float("nan")),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(field: str, value: object) -> None:

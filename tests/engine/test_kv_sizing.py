@@ -83,9 +83,3 @@ def test_an_override_decides_and_the_length_follows() -> None:
     assert (found.num_blocks, found.max_model_len) == (11, 160)
     with pytest.raises(ConfigError, match="holds 160 tokens"):
         size(length=161, num_gpu_blocks_override=11)
-
-
-def test_ranks_without_kv_do_not_limit() -> None:
-    """A pipeline stage may have no attention layers; a scripted model has none at all."""
-    assert size(report(), report(1, per_token=0)).num_blocks == 1024
-    assert size(report(per_token=0)).max_model_len == 4096

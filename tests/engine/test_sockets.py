@@ -12,7 +12,6 @@ import zmq
 from engine.errors import ConfigError
 from engine.sockets import (
     MAX_MESSAGE_BYTES,
-    bind_ipc,
     bind_tcp,
     make_ipc_directory,
     make_socket,
@@ -111,7 +110,7 @@ READY_COMMAND = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
 def test_a_router_says_who_cannot_be_reached(context: Context) -> None:
     """An unroutable send raises: the rank is down."""
     with make_socket(context, zmq.ROUTER) as router, socket_folder() as folder:
-        bind_ipc(router, folder, "router")
+        router.bind(f"ipc://{folder}/router")
         with pytest.raises(zmq.ZMQError, match="Host unreachable"):
             router.send_multipart([b"nobody", b"hello"])
 
@@ -124,7 +123,8 @@ def test_an_identity_is_never_taken_over(context: Context) -> None:
         make_socket(context, zmq.DEALER, identity=b"rank 0") as first,
         make_socket(context, zmq.DEALER, identity=b"rank 0") as second,
     ):
-        address = bind_ipc(router, folder, "router")
+        address = f"ipc://{folder}/router"
+        router.bind(address)
         first.connect(address)
         first.send(b"first")
         assert router.poll(10_000)

@@ -199,7 +199,7 @@ class SimulatedWorkers:
     def _check_shape(self, plan: SchedulerOutput) -> None:
         new = [request.request_id for request in plan.new_requests]
         assert list(plan.num_scheduled_tokens) == [*plan.continued.request_ids, *new]
-        assert plan.total_num_scheduled_tokens <= self.limits.max_num_batched_tokens
+        assert sum(plan.num_scheduled_tokens.values()) <= self.limits.max_num_batched_tokens
         assert len(self.rows) <= self.limits.max_num_seqs
         if not self.limits.enable_chunked_prefill:
             for request_id, count in plan.num_scheduled_tokens.items():
