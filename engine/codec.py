@@ -32,7 +32,8 @@ MAX_BODY_BYTES = 64 << 20
 """A body is small, since arrays travel beside it: a larger one is refused unread."""
 
 MAX_DIMENSIONS = 4
-MAX_ARRAY_BYTES = 1 << 31
+MAX_ARRAY_BYTES = 1 << 30
+"""As much as a frame may have (`sockets.MAX_MESSAGE_BYTES`)."""
 
 # Little-endian, fixed size, no objects. The code is numpy's, so both sides can name it to each
 # other.
@@ -127,7 +128,7 @@ class Decoder(Generic[T]):
         dtype = _DTYPES.get(code) if isinstance(code, str) else None
         if dtype is None:
             raise WireError(f"unknown dtype {str(code)[:20]!r}")
-        size = _checked_size(shape)
+        size = _checked_size(shape, dtype.itemsize)
         if isinstance(data, int) and not isinstance(data, bool):
             data = self._take_frame(data)
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -151,8 +152,8 @@ class Decoder(Generic[T]):
         return memoryview(self._frames[index])
 
 
-def _checked_size(shape: object) -> int:
-    """Number of elements of a shape that came from a peer."""
+def _checked_size(shape: object, item_bytes: int) -> int:
+    """Number of elements of a shape that came from a peer, for elements of `item_bytes`."""
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise WireError(f"an array shape has at most {MAX_DIMENSIONS} dimensions")
     size = 1
@@ -160,7 +161,7 @@ def _checked_size(shape: object) -> int:
         if type(length) is not int or length < 0:
             raise WireError("an array dimension is a non-negative integer")
         size *= length
-        if size > MAX_ARRAY_BYTES:
+        if size * item_bytes > MAX_ARRAY_BYTES:
             raise WireError(f"an array of over {MAX_ARRAY_BYTES} bytes")
     return size
 

@@ -138,6 +138,8 @@ SHAPE = LARGE.shape
         ([body(("<u4", 3, b""))], "dimensions"),
         ([body(("<u4", (1, 1, 1, 1, 1), b"\0" * 4))], "dimensions"),
         ([body(("<u4", (2**40, 2**40), b""))], f"over {MAX_ARRAY_BYTES}"),
+        ([body(("<f8", (MAX_ARRAY_BYTES // 8 + 1,), b""))], f"over {MAX_ARRAY_BYTES} bytes"),
+        ([body(("<f8", (MAX_ARRAY_BYTES // 8,), b""))], "came with 0"),
         ([body(("<u4", (0, 2**62, 2**62), b""))], ""),
         ([body(("<u4", (1,), "text"))], "bytes or a frame index"),
         ([body(("<u4", (1,), True))], "bytes or a frame index"),
