@@ -57,8 +57,6 @@ class EngineCore:
         self._config = config
         self._clock = clock
         self._num_dropped_messages = num_dropped_messages
-        self.enter(Phase.LOADING)
-
         reports = executor.load()
         size = size_kv_cache(reports, config.model, config.cache)
         self.num_gpu_blocks = size.num_blocks

@@ -30,6 +30,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+import msgspec
+
 from engine import stop
 from engine.config import SchedulerConfig
 from engine.kv_cache_manager import KVCacheManager
@@ -369,18 +371,12 @@ class Scheduler:
         return self._kv_cache.reset_prefix_cache()
 
     def stats(self, num_dropped_messages: int) -> SchedulerStats:
-        counters = self.counters
         return SchedulerStats(
             num_waiting=len(self._waiting),
             num_running=len(self._running),
             kv_cache_usage=self._kv_cache.usage,
-            num_steps=counters.num_steps,
-            num_preemptions=counters.num_preemptions,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_generation_tokens=counters.num_generation_tokens,
             num_dropped_messages=num_dropped_messages,
+            **msgspec.structs.asdict(self.counters),
         )
 
     def validate(self) -> None:

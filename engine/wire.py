@@ -285,11 +285,11 @@ class SchedulerStats(Message, frozen=True):
     num_steps: Count = 0
     num_preemptions: Count = 0
     prefix_cache_queries: Count = 0
-    """Prompt tokens looked up in the prefix cache."""
+    """Prompt tokens of requests that were looked up in the prefix cache, when they first ran."""
     prefix_cache_hits: Count = 0
-    """Prompt tokens found there."""
+    """Those of them that were found."""
     num_prompt_tokens: Count = 0
-    """Prompt tokens computed or found."""
+    """Prompt tokens of requests that have put out their first token."""
     num_generation_tokens: Count = 0
     num_dropped_messages: Count = 0
     """Messages from sockets that broke the protocol."""
