@@ -33,8 +33,9 @@ reset has begun, and from then on `written` is 0 until all is in place. In the o
 take the 1 of the chunk's last message for the new one, and set its flag in the middle of the reset.
 x86-64 keeps the order: stores become visible in program order, and loads are not reordered (copies
 so large that they stream past the caches end with a fence of their own). aarch64 does not, so there
-is a fence between all steps, on every CPU, for 0.1 us each. Only x86-64 is proved by running it;
-for aarch64 we have the argument at `_Fence`.
+is a fence between the steps, on every CPU, for 0.1 us each. Only clear and write have none between
+them: until the reset every reader's own flag, or in the first round `written`, keeps it away from
+the chunk. Only x86-64 is proved by running it; for aarch64 we have the argument at `_Fence`.
 
 Waiting. Nobody spins. Whoever cannot go on is parked on a bell (`wakeup`), which lies outside the
 memory, together with the sentinels of its counterparts: a death ends the wait at once, and every
