@@ -25,6 +25,9 @@ class ApiConfig:
     max_body_bytes: int = 8 << 20
     """Larger request bodies are a 413, refused while they are read."""
 
+    body_timeout_s: float = 60.0
+    """A request body of which nothing has come for so long is a 408."""
+
     max_n: int = 128
     """Largest `n` of one request."""
 
@@ -44,8 +47,6 @@ class ApiConfig:
 
     chat_template: str | None = None
     """Jinja text used instead of the model's own template (`--chat-template`)."""
-
-    log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

@@ -39,19 +39,16 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP is served"
-        exchange = _Exchange(scope, send, self._service)
+        exchange = _Exchange(scope, receive, send, self._service)
         token = log.request_id.set(exchange.request_id)
         try:
             if (refusal := self._refusal(scope["path"], scope["method"])) is not None:
                 response = errors.error_response(errors.describe(refusal))
                 await response(scope, receive, exchange.send)
-            elif scope["path"] in QUIET:
-                await self._app(scope, receive, exchange.send)
             else:
-                with self._service.counted():
-                    await self._app(scope, receive, exchange.send)
+                await self._app(scope, exchange.receive, exchange.send)
         finally:
-            exchange.log()
+            exchange.end()
             log.request_id.reset(token)
 
     def _refusal(self, path: str, method: str) -> RaywireError | None:
@@ -74,13 +71,29 @@ class Edge:
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, scope: Scope, send: Send, service: Service) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, service: Service) -> None:
         self._scope = scope
+        self._receive = receive
         self._send = send
         self._service = service
+        self._is_quiet = scope["path"] in QUIET
+        self._is_counted = False
         self._began_at = time.monotonic()
         self._status = 499  # nobody was there to be answered, as nginx has it
         self.request_id = _request_id(scope)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._count()
+        return message
+
+    def _count(self) -> None:
+        """From here on a drain waits for the answer. Not earlier: a body that does not come would
+        hold it up."""
+        if not self._is_counted and not self._is_quiet:
+            self._is_counted = True
+            self._service.num_active += 1
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -94,9 +107,11 @@ class _Exchange:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
-    def log(self) -> None:
+    def end(self) -> None:
+        """The response is out, or nobody is there for it."""
+        self._service.num_active -= self._is_counted
         path = self._scope["path"]
-        if self._service.config.access_log and path not in QUIET:
+        if self._service.config.access_log and not self._is_quiet:
             logger.info(
                 '"%s %s" %d %s %.0f ms',
                 self._scope["method"],

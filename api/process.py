@@ -208,8 +208,8 @@ async def _drain(service: Service, stop: StopFlag) -> None:
     await _wait_idle(service, timeout_s, is_over)
     if service.num_active:
         logger.warning("cutting requests that still run num_requests=%d", service.num_active)
-        service.cut(UnavailableError("the server is shutting down"))
-        await _wait_idle(service, _FLUSH_S)
+    service.cut(UnavailableError("the server is shutting down"))
+    await _wait_idle(service, _FLUSH_S)
 
 
 async def _linger(service: Service) -> None:

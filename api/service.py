@@ -3,11 +3,10 @@
 Made by `process`, which moves it through its states; read by the edge and the routes.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from api.body import BodyReader
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
@@ -39,9 +38,10 @@ class Service:
         self.config = config
         self.client = client
         self.metrics = Metrics(config.served_model_names[0], len(client.engines))
+        self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
         self.threads = TextThreads(config.num_text_threads)
         self.num_active = 0
-        """Requests being answered, probes and metrics aside."""
+        """Requests being answered, probes and metrics aside: their bodies are complete."""
         self._phase: Literal["starting", "serving", "draining"] = "starting"
         self._model: LoadedModel | None = None
         client.on_stats = self.metrics.on_stats
@@ -74,6 +74,7 @@ class Service:
 
     def cut(self, error: RaywireError) -> None:
         """End all requests now, in whatever state they are."""
+        self.bodies.cut(error)
         self.threads.cut(error)
         self.client.fail_all(error)
 
@@ -85,12 +86,3 @@ class Service:
         if name is not None and name not in self.config.served_model_names:
             shown = ", ".join(self.config.served_model_names)
             raise NotFoundError(f"no model {name[:200]!r} here; there is {shown}", "model")
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a request while it is being answered: a drain waits for it."""
-        self.num_active += 1
-        try:
-            yield
-        finally:
-            self.num_active -= 1

@@ -154,7 +154,6 @@ def _api_config(config: ServeConfig) -> ApiConfig:
         start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
         chat_template=None if template is None else template.read_text(encoding="utf-8"),
-        log_level=config.log_level,
     )
 
 

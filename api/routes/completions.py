@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=None)
     async def create_completion(request: Request) -> Response:
-        raw = await body.read(request, service.config.max_body_bytes)
+        raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         completion, ignored = body.decode(
             raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS

@@ -1,12 +1,14 @@
 """How an API server starts, drains, ends, and what it never imports."""
 
+import contextlib
+import select
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ class Stream:
         return self.lines
 
 
-@contextmanager
+@contextlib.contextmanager
 def streaming(**options: Any) -> Iterator[tuple[HttpServer, Stream]]:
     """A server with one endless stream under way."""
     step_s = options.pop("step_s", 0.002)
@@ -175,6 +177,48 @@ def test_second_signal_ends_a_drain_at_once() -> None:
         assert "shutting down" in stream.join()[-1]
         assert server.join() == 0
         assert time.monotonic() - began < 10.0
+
+
+def send_half_a_body(server: HttpServer) -> socket.socket:
+    """A request whose body stops before its end."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+    connection.sendall(head.encode() + b"{" * 500)
+    return connection
+
+
+def test_body_that_does_not_come_is_given_up() -> None:
+    """With a 408, and the connection is closed."""
+    with serving(body_timeout_s=0.2) as server, send_half_a_body(server) as connection:
+        answer = read_all(connection)
+
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"body_timeout"' in answer
+
+
+def read_all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_unfinished_bodies_are_bounded_together() -> None:
+    """Each is within its bound; who comes when there are too many is asked to come again."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(max_body_bytes=1000))
+        connections = [stack.enter_context(send_half_a_body(server)) for _ in range(65)]
+
+        refused, _, _ = select.select(connections, [], [], 20)
+
+        assert refused[0].recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+
+
+def test_drain_does_not_wait_for_a_body() -> None:
+    """However long a drain may last: who has not said what it wants gets a 503."""
+    with serving(shutdown_timeout_s=600.0) as server, send_half_a_body(server) as connection:
+        assert server.complete(prompt="x").status_code == 200  # so the other is being read
+        server.stop.set()
+
+        assert read_all(connection).startswith(b"HTTP/1.1 503 ")
+        assert server.join() == 0
 
 
 def test_engine_death_answers_everybody_and_ends_the_server() -> None:
