@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from api.token_bytes import PieceRule, piece_rule
@@ -269,25 +270,41 @@ def _model_eos_token_ids(folder: Path) -> tuple[int, ...]:
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. Files of their own come before tokenizer_config.json."""
     templates = {
-        file.stem: file.read_text(encoding="utf-8")
+        file.stem: _read_text(file)
         for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
     }
     if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        templates["default"] = _read_text(folder / "chat_template.jinja")
     inside = config.get("chat_template") or _read_json(folder / "chat_template.json").get(
         "chat_template"
     )
-    match inside:
-        case _ if templates:
-            return templates
+    if templates or not inside:
+        return templates
+    try:
+        return msgspec.convert(_by_name(inside), dict[str, str])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"the chat_template of {folder} must be a text, or a list of objects with name and"
+            " template"
+        ) from error
+
+
+def _by_name(templates: Any) -> Any:
+    """In any of the forms that tokenizer_config.json has for them; unchecked."""
+    match templates:
         case str():
-            return {"default": inside}
-        case Mapping():
-            return dict(inside)
+            return {"default": templates}
         case list():
-            return {entry["name"]: entry["template"] for entry in inside}
+            return {entry["name"]: entry["template"] for entry in templates}
         case _:
-            return {}
+            return templates
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -316,9 +316,18 @@ def serve(model: str, **flags: Any) -> None:
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:
     """The settings that the flags ask for."""
     flags["dtype"] = _DTYPES[flags["dtype"]]
+    flags["chat_template"] = _read(flags["chat_template"])
     engine_fields = {field.name for field in dataclasses.fields(EngineOptions)}
     engine = {name: flags.pop(name) for name in list(flags) if name in engine_fields}
     return ServeConfig(engine=EngineOptions(model=model, **engine), environment=variables, **flags)
+
+
+def _read(file: Path | None) -> str | None:
+    """The text of a file that a flag names."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------- run

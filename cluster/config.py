@@ -160,7 +160,9 @@ class ServeConfig:
     served_model_name: tuple[str, ...] = ()
     """Names in the API; the first is the one that answers carry. Empty: the model as given."""
 
-    chat_template: Path | None = None
+    chat_template: str | None = None
+    """Jinja text in place of the model's own template."""
+
     shutdown_timeout: float = 20.0
     """Seconds; below the 30 that Kubernetes grants by default."""
 

@@ -147,13 +147,12 @@ def _patience_s(client: EngineClient) -> float:
 
 
 def _api_config(config: ServeConfig) -> ApiConfig:
-    template = config.chat_template
     return ApiConfig(
         served_model_names=config.served_model_name or (config.engine.model,),
         shutdown_timeout_s=config.shutdown_timeout,
         start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
-        chat_template=None if template is None else template.read_text(encoding="utf-8"),
+        chat_template=config.chat_template,
     )
 
 

@@ -129,6 +129,10 @@ def test_half_a_surrogate_pair_is_the_callers_fault(tmp_path: Path) -> None:
         tokenizer.encode("a\ud83d")
 
 
+def set_chat_template(folder: Path, template: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -136,6 +140,11 @@ def test_half_a_surrogate_pair_is_the_callers_fault(tmp_path: Path) -> None:
         lambda folder: (folder / "tokenizer_config.json").write_text("[1]"),
         lambda folder: (folder / "generation_config.json").write_text("{,"),
         lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: (folder / "chat_template.jinja").write_bytes("é".encode("latin-1")),
+        lambda folder: set_chat_template(folder, [{"nam": "default", "template": ""}]),
+        lambda folder: set_chat_template(folder, ["{{ messages }}"]),
+        lambda folder: set_chat_template(folder, {"default": 1}),
+        lambda folder: set_chat_template(folder, 1),
     ],
 )
 def test_an_unusable_folder_is_one_clear_error(

@@ -15,6 +15,7 @@ from cluster import cli as cli_module
 from cluster.cli import HumanInt, cli
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
+from engine.errors import ConfigError
 
 
 def run(*args: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -184,3 +185,14 @@ def test_a_missing_template_is_refused(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "does not exist" in result.output
+
+
+def test_a_template_is_read_before_anything_starts(tmp_path: Path) -> None:
+    """Its text is what the server gets; one that is no text is one clear line."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("Grüße: {{ messages }}", encoding="utf-8")
+    assert serve_config("--chat-template", str(file)).chat_template == "Grüße: {{ messages }}"
+
+    file.write_text("Grüße", encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"chat\.jinja cannot be read: 'utf-8'"):
+        serve_config("--chat-template", str(file))
