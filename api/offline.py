@@ -75,7 +75,7 @@ class RequestOutput:
 class RunningSequence:
     """One continuation on its way: collects what comes."""
 
-    __slots__ = ("job", "output", "processor", "request", "stream")
+    __slots__ = ("_pieces", "job", "output", "processor", "request", "stream")
 
     def __init__(self, job: "Job", index: int, request: EngineCoreRequest) -> None:
         self.job = job
@@ -83,6 +83,8 @@ class RunningSequence:
         self.output = CompletionOutput(index)
         self.processor = OutputProcessor(job.tokenizer, job.params, job.prompt_token_ids)
         self.stream: RequestStream | None = None
+        self._pieces: list[str] = []
+        """Of the text, joined at the end: to append to a text is to copy it."""
 
     def start(self, client: EngineClient, wakeup: Wakeup) -> None:
         """Send the request."""
@@ -111,18 +113,22 @@ class RunningSequence:
 
     def _add(self, delta: OutputDelta) -> None:
         output = self.output
-        output.text += delta.text
+        self._pieces.append(delta.text)
         output.token_ids += delta.token_ids
         output.finish_reason = delta.finish_reason
         output.stop_reason = delta.stop_reason
         output.error = delta.error
         if delta.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + [_by_id(p) for p in delta.logprobs]
+            if output.logprobs is None:
+                output.logprobs = []
+            output.logprobs += [_by_id(position) for position in delta.logprobs]
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(
                 position.chosen.logprob for position in delta.logprobs
             )
         if delta.prompt_logprobs is not None:
             self.job.prompt_logprobs += [_by_id(p) for p in delta.prompt_logprobs]
+        if delta.finish_reason is not None:
+            output.text = "".join(self._pieces)
 
 
 @dataclass(slots=True)
