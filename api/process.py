@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from api import app
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
+from api.connection import BoundedConnection
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.service import LoadedModel, Service
@@ -117,7 +118,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http="httptools",
+                http=BoundedConnection,
                 loop="none",
                 ws="none",
                 lifespan="off",

@@ -1,0 +1,110 @@
+"""One HTTP connection: uvicorn's, with bounds on what a client may have us keep before any route
+looks at it. Used by `process`.
+
+    connect -> head (64 KiB, 60 s) -> body (`BodyReader`) -> response -> head …
+
+What is counted are the bytes since the parser last had something to hand on that is bounded
+elsewhere. So the bound holds for a URL, for all header lines together, for one that does not end,
+and for trailers behind a body.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api import errors
+from api.errors import Failure
+
+MAX_HEAD_BYTES = 1 << 16
+HEAD_TIMEOUT_S = 60.0
+"""From the first byte of a request, or the connection, to the end of its header lines."""
+MAX_CONNECTIONS = 8192
+"""Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """A connection from its first byte to its last."""
+
+    _num_head_bytes = 0
+    _head_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(errors.server_failure(503, "too many connections", "unavailable", 1))
+        else:
+            self._start_head_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                errors.request_failure(
+                    431,
+                    f"the header lines are longer than {MAX_HEAD_BYTES} bytes",
+                    code="too_large",
+                )
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(errors.request_failure(400, msg, code="bad_http"))
+
+    # ------------------------------------------------------------------------ the parser's calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_head_deadline()
+
+    def on_headers_complete(self) -> None:
+        self._num_head_bytes = 0
+        self._stop_head_deadline()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        super().on_message_complete()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _start_head_deadline(self) -> None:
+        if self._head_deadline is None:
+            self._head_deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_head)
+
+    def _stop_head_deadline(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _on_slow_head(self) -> None:
+        self._head_deadline = None
+        if self._is_responding():
+            self._start_head_deadline()  # the client may well wait for that first
+        else:
+            self._refuse(
+                errors.request_failure(
+                    408, f"no request within {HEAD_TIMEOUT_S:.0f} s", code="timeout"
+                )
+            )
+
+    def _is_responding(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answer without looking further, and close."""
+        if not self._is_responding():
+            body = failure.body
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(
+                STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body
+            )
+        self.transport.close()

@@ -1,0 +1,94 @@
+"""What a connection may have us keep before any route looks at it."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from api import connection
+from tests.helpers.http_server import HttpServer, serving
+
+TIMEOUT_S = 20.0
+LINES = b"x: " + b"y" * 1000 + b"\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving() as server:
+        yield server
+
+
+def connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S)
+
+
+def read_all(client: socket.socket) -> bytes:
+    try:
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /v1/models HTTP/1.1\r\n", LINES),
+        (b"GET /v1/models HTTP/1.1\r\nx: ", b"y" * 1000),
+        (b"GET /", b"y" * 1000),
+        (b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", LINES),
+        (b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1;x=", b"y" * 1000),
+    ],
+    ids=["header lines", "one header line", "url", "trailers", "chunk extension"],
+)
+def test_head_that_does_not_end_is_refused(server: HttpServer, begin: bytes, more: bytes) -> None:
+    """However it is cut into lines, a client cannot have us keep more than a bound."""
+    with connect(server) as client, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        client.sendall(begin + more * 16_000)
+
+    assert server.http.get("/live").status_code == 200
+
+
+def test_head_that_is_too_long_is_a_431(server: HttpServer) -> None:
+    """In the shape of all errors; one that is just within the bound passes."""
+    with connect(server) as client:
+        client.sendall(b"GET /live HTTP/1.1\r\n" + LINES * 66)
+        answer = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"too_large"' in answer
+
+    with connect(server) as client:
+        client.sendall(b"GET /live HTTP/1.1\r\n" + LINES * 60 + b"connection: close\r\n\r\n")
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_is_no_http_is_a_400(server: HttpServer) -> None:
+    """In the shape of all errors."""
+    with connect(server) as client:
+        client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        answer = read_all(client)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"bad_http"' in answer
+
+
+def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether nothing comes at all or a head stays unfinished."""
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    with serving() as server:
+        for begin in (b"", b"GET /live HTTP/1.1\r\n"):
+            with connect(server) as client:
+                client.sendall(begin)
+                assert read_all(client).startswith(b"HTTP/1.1 408 ")
+
+
+def test_one_connection_too_many_gets_a_503(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that are there go on."""
+    assert server.http.get("/live").status_code == 200  # a connection that stays
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+
+    with connect(server) as client:
+        assert read_all(client).startswith(b"HTTP/1.1 503 ")
+
+    assert server.http.get("/live").status_code == 200
