@@ -20,7 +20,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, initialization
 from transformers.pytorch_utils import Conv1D
 
 from engine.config import ModelConfig
@@ -94,7 +94,7 @@ def load(
     _check_memory(weight_bytes, device, num_local)
     with _Checkpoint(weight_files(folder), f"{model.base_model_prefix}.") as checkpoint:
         for name, parameter in list(model.named_parameters()):
-            weight = torch.zeros(parameter.shape, dtype=dtype, device=device)
+            weight = torch.empty(parameter.shape, dtype=dtype, device=device)
             whole = checkpoint.find(sources.get(name, name), whole_shapes[name], name in transposed)
             whole.read_into(weight, cuts.get(name))
             _set_parameter(model, name, weight)
@@ -135,7 +135,7 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     config.pad_token_id = None  # of no use without padding; costs checks in every forward pass
     select.register()
     try:
-        with _parameters_on_meta():
+        with _parameters_on_meta(), initialization.no_init_weights():
             return AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=select.IMPLEMENTATION
             )
@@ -273,7 +273,7 @@ class _Whole:
         return shape[::-1] if self.is_transposed else shape
 
     def read_into(self, weight: Tensor, cut: Cut | None) -> None:
-        """Read all of it, or the ranges of a cut one after the other, into `weight`."""
+        """Fill `weight` with all of it, or with the ranges of a cut and its padding."""
         if cut is None:
             weight.copy_(self._read(0, 0, self.shape[0]))
             return
@@ -282,6 +282,7 @@ class _Whole:
             part = weight.narrow(cut.dim, filled, last - first)
             part.copy_(self._read(cut.dim, first, last))
             filled += last - first
+        weight.narrow(cut.dim, filled, cut.num_padding).zero_()
 
     def _read(self, dim: int, first: int, last: int) -> Tensor:
         file_dim = 1 - dim if self.is_transposed else dim

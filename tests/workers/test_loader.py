@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
@@ -17,6 +18,7 @@ from tests.helpers.tiny_models import clear_prompts, greedy_tokens, tiny_model
 from tests.helpers.worker_settings import loaded_worker, worker_config
 from workers import loader, resources
 from workers.parallel import Parallel, Place
+from workers.tensor_parallel import Cut
 
 CPU = torch.device("cpu")
 Weights = dict[str, torch.Tensor]
@@ -193,6 +195,24 @@ def test_weights_are_held_once(copy_of: Callable[[str], Path]) -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert loaded.weight_bytes == sum(p.nbytes for p in model.parameters())
     assert not any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+
+
+def test_nothing_is_initialised_that_is_read_anyway(
+    copy_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random numbers for every weight, though without memory, take as long as all the rest."""
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", lambda *_: pytest.fail("initialised"))
+    load(copy_of("llama"))
+
+
+def test_a_part_that_is_filled_up_ends_in_zeros(tmp_path: Path) -> None:
+    """Of three rows, the second of two ranks has one and a row of padding."""
+    save_file({"w": torch.ones(3, 4)}, tmp_path / "model.safetensors")
+    weight = torch.full((2, 4), torch.nan)
+    with loader._Checkpoint([tmp_path / "model.safetensors"], "") as checkpoint:
+        whole = checkpoint.find("w", (3, 4), is_transposed=False)
+        whole.read_into(weight, Cut(0, ((2, 3),), num_padding=1))
+    assert weight.tolist() == [[1.0] * 4, [0.0] * 4]
 
 
 def test_no_code_of_a_model_folder_is_run(copy_of: Callable[[str], Path]) -> None:
