@@ -396,6 +396,7 @@ class EngineClient:
             return
         engine.identity, engine.ready = identity, ready
         engine.state, engine.load.is_up = "up", True
+        engine.heartbeat = None  # how long it has been loading is no step's age
         engine.last_seen = self._now()
         logger.info(
             "engine core is ready engine_index=%d epoch=%d max_model_len=%d num_gpu_blocks=%d"
@@ -433,7 +434,7 @@ class EngineClient:
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         engine = self._sender(outputs.engine_index, outputs.epoch)
-        if engine is None:
+        if engine is None or engine.ready is None:  # READY travels on another socket
             return
         engine.last_seen = self._now()
         streams, timestamp = self._streams, outputs.timestamp
@@ -455,7 +456,7 @@ class EngineClient:
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         engine = self._sender(heartbeat.engine_index, heartbeat.epoch)
-        if engine is not None:
+        if engine is not None:  # also while it loads: the start timeout tells where it was
             engine.last_seen = self._now()
             engine.heartbeat = heartbeat
 
@@ -473,9 +474,7 @@ class EngineClient:
         if index >= len(self.engines):
             raise WireError(f"a message of unknown rank {index}")
         engine = self.engines[index]
-        if engine.ready is None:
-            return None  # its READY travels on another socket and may come later
-        if engine.ready.epoch != epoch:
+        if engine.ready is not None and engine.ready.epoch != epoch:
             self.num_stale_messages += 1
             return None
         return engine

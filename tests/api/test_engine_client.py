@@ -378,6 +378,48 @@ def test_missing_core_is_named_at_the_deadline(addresses: ClientAddresses) -> No
             run_once(work())
 
 
+def test_start_that_takes_too_long_says_where_it_was(addresses: ClientAddresses) -> None:
+    """A core beats while it loads."""
+
+    async def work() -> None:
+        async with loading(addresses) as client:
+            await client.wait_ready(0.1)
+
+    with FakeEngine(addresses, is_ready=False) as engine:
+        engine.heartbeat_age_ms = 20_000
+        with pytest.raises(EngineDeadError, match=r"step 0, LOADING for 20\.0 s"):
+            run_once(work())
+
+
+def test_long_start_is_no_long_step(addresses: ClientAddresses) -> None:
+    """How long a core was loading is not held against its first step."""
+
+    async def work() -> None:
+        async with loading(addresses) as client:
+            engine.is_silent = True
+            engine.become_ready()
+            await client.wait_ready(TIMEOUT_S)
+            client._check_heartbeats()
+            assert client.death is None
+
+    with FakeEngine(addresses, is_ready=False) as engine:
+        engine.heartbeat_age_ms = 20_000
+        run_once(work())
+
+
+@contextlib.asynccontextmanager
+async def loading(addresses: ClientAddresses) -> AsyncIterator[EngineClient]:
+    """A client that has heard the first heartbeat of a core which is not ready."""
+    client = EngineClient(addresses, step_timeout_s=1.0)
+    client.bind()
+    try:
+        client._attach()
+        await until(lambda: client.engines[0].heartbeat)
+        yield client
+    finally:
+        client.close()
+
+
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_stale_epoch_is_counted_and_dropped(addresses: ClientAddresses, epoch: int) -> None:
     """Outputs of another incarnation than the one that said READY reach nobody."""

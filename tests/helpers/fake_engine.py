@@ -173,7 +173,9 @@ class FakeEngine:
             context.term()
 
     def _serve(self) -> None:
-        self._may_be_ready.wait()
+        while not self._may_be_ready.wait(0.05):
+            loading = Heartbeat(self.index, self.epoch, 0, self.heartbeat_age_ms, Phase.LOADING)
+            self._send(OutputType.HEARTBEAT, loading)
         if not self._is_ending.is_set():
             self._dealer.send_multipart(self._encoder.encode(self._ready))
         heartbeat_at = 0.0
