@@ -1,8 +1,9 @@
 """Counter-based noise: the uniform number of a row is a pure function of (key, tokens so far).
 
 Used by `sampler`. There is no generator whose state could be lost: a request draws the same numbers
-whatever else is in the batch, after preemption, and when another process continues it. The function
-is SplitMix64, whose stream of one key has period 2**64.
+whatever else is in the batch. With a seed it does so too after preemption, and when another process
+continues it; without one it gets a new key then, and goes on with other numbers. The function is
+SplitMix64, whose stream of one key has period 2**64.
 
 Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators".
 """
