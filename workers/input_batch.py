@@ -90,9 +90,6 @@ class InputBatch:
     def __len__(self) -> int:
         return len(self._row_of)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._row_of
-
     def update(self, plan: SchedulerOutput) -> None:
         """Let requests leave, join and grow, in this order."""
         for request_id in plan.dropped_request_ids:
@@ -175,11 +172,9 @@ class InputBatch:
         self.num_tokens[rows] += counts
 
     def _remove(self, request_id: str) -> None:
-        # One that was aborted before it was ever scheduled is not known here.
-        row = self._row_of.pop(request_id, None)
-        if row is not None:
-            self._free_rows.append(row)
-            self._num_prompt_logprobs.pop(request_id, None)
+        assert request_id in self._row_of, f"{request_id} left without having joined"
+        self._free_rows.append(self._row_of.pop(request_id))
+        self._num_prompt_logprobs.pop(request_id, None)
 
     def _rows(self, request_ids: list[str]) -> np.ndarray:
         return np.fromiter((self._row_of[r] for r in request_ids), np.int64, len(request_ids))

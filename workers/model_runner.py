@@ -64,8 +64,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run one step. Returns the reply, on the rank that replies."""
-        self._update_sampler(plan)
         self._batch.update(plan)
+        self._update_sampler(plan)
         if not plan.num_scheduled_tokens:
             return self._reply(plan.step, [], _NOTHING_SAMPLED, {})
 
@@ -95,13 +95,11 @@ class ModelRunner:
         self.execute(SchedulerOutput(0, {}, dropped_request_ids=[name]))
 
     def _update_sampler(self, plan: SchedulerOutput) -> None:
-        """Tell the sampler who leaves, joins and grows, while the batch still knows who was
-        there."""
+        """Tell the sampler who leaves, joins and grows."""
         if self._sampler is None:
             return
         for request_id in plan.dropped_request_ids:
-            if request_id in self._batch:
-                self._sampler.remove(request_id)
+            self._sampler.remove(request_id)
         for request in plan.new_requests:
             num_prompt = request.num_prompt_tokens
             self._sampler.add(

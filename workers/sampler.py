@@ -44,7 +44,7 @@ class Sampler:
 
     Args:
         vocab_size: columns of the logits.
-        max_num_seqs: requests that are usually known at once; more are taken as well.
+        max_num_seqs: requests that are known at once, at most.
         device: where the logits are.
         default_seed: start of the noise of requests without a seed. Engines that serve together
             should have different ones.
@@ -185,8 +185,7 @@ class _Table:
     def add(
         self, request_id: str, params: SamplingParams, key: int, num_output: int, vocab_size: int
     ) -> None:
-        if not self._free:
-            self._grow()
+        assert request_id not in self.slots, f"{request_id} joined twice"
         slot = self.slots[request_id] = self._free.pop()
         self.key[slot] = key
         self.num_output[slot] = num_output
@@ -197,13 +196,6 @@ class _Table:
 
     def remove(self, request_id: str) -> None:
         self._free.append(self.slots.pop(request_id))
-
-    def _grow(self) -> None:
-        size = len(self.key)
-        self._free.extend(range(size, 2 * size))
-        for name in ("key", "num_output", "temperature", "top_k", "top_p", "min_p"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, column]))
 
 
 def _rows_in(requests: Iterable[str], request_ids: Sequence[str]) -> list[int]:

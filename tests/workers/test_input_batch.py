@@ -76,7 +76,7 @@ def test_rows_are_given_to_the_next(batch: InputBatch) -> None:
             i,
             {f"r{i}": 2},
             new_requests=[new(f"r{i}", [i, i + 1], [i])],
-            dropped_request_ids=[f"r{i - 3}"],
+            dropped_request_ids=[f"r{i - 3}"] if i >= 3 else [],
         )
         made = step(batch, plan)
         assert made.input_ids.tolist() == [i, i + 1]
@@ -129,6 +129,12 @@ def test_a_request_that_joins_twice_is_our_own_fault(batch: InputBatch) -> None:
     batch.update(plan)
     with pytest.raises(AssertionError, match="a joined twice"):
         batch.update(plan)
+
+
+def test_a_request_that_leaves_without_having_joined_is_our_own_fault(batch: InputBatch) -> None:
+    """The core drops whom it has sent, once: anything else would leave rows to the dead."""
+    with pytest.raises(AssertionError, match="a left without having joined"):
+        batch.update(SchedulerOutput(1, {}, dropped_request_ids=["a"]))
 
 
 def test_long_rows_cost_nothing_until_they_are_used() -> None:

@@ -118,8 +118,10 @@ def test_a_partial_prefill_samples_nothing(llama: Worker) -> None:
 
 
 def test_a_plan_that_schedules_nothing_is_answered(llama: Worker) -> None:
-    """A plan may only say who has left; someone who was never there may be among them."""
-    output = llama.execute_model(SchedulerOutput(7, {}, dropped_request_ids=["never-seen"]))
+    """A plan may only say who has left."""
+    driver = PlanDriver(llama.execute_model)
+    driver.step([Sequence("a", [5] * 4)])
+    output = llama.execute_model(SchedulerOutput(7, {}, dropped_request_ids=["a"]))
     assert output is not None
     assert (output.step, output.request_ids, len(output.sampled_token_ids)) == (7, [], 0)
 

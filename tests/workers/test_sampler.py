@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 def make_sampler(vocab_size: int = VOCAB, seed: int = 0) -> Sampler:
-    return Sampler(vocab_size, 8, CPU, seed)
+    return Sampler(vocab_size, 16, CPU, seed)
 
 
 def add(
@@ -259,14 +259,36 @@ def test_only_those_who_ask_get_log_probabilities() -> None:
     assert sampled.logprobs.keys() == {"a"}
 
 
-def test_more_requests_than_announced_are_taken() -> None:
-    """Known requests may outnumber a batch for a moment."""
-    sampler = Sampler(VOCAB, 2, CPU, 0)
-    for row in range(9):
-        add(sampler, str(row), SamplingParams(seed=row, top_k=5))
-    before = sampler.sample(random_logits(1).repeat(9, 1), [str(row) for row in range(9)])
-    for row in range(0, 9, 2):
-        sampler.remove(str(row))
-    after = sampler.sample(random_logits(1).repeat(4, 1), [str(row) for row in range(1, 9, 2)])
+def test_places_are_given_to_the_next() -> None:
+    """Two at a time, any number of requests come and go, and nothing of the former is seen."""
+    small, large = Sampler(VOCAB, 2, CPU, 0), Sampler(VOCAB, 20, CPU, 0)
+    for row in range(20):
+        ids = [str(i) for i in range(max(0, row - 1), row + 1)]
+        for sampler in (small, large):
+            add(sampler, str(row), MIX[row % len(MIX)])
+        logits = random_logits(1).repeat(len(ids), 1)
+        found, expected = (s.sample(logits.clone(), ids) for s in (small, large))
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        if row:
+            small.remove(str(row - 1))
 
-    assert after.token_ids.tolist() == before.token_ids[1::2].tolist()
+
+def test_a_request_that_leaves_twice_or_joins_twice_is_our_own_fault() -> None:
+    """The core sends a request once until it drops it, so its count has gone wrong."""
+    sampler = make_sampler()
+    add(sampler, "a", SamplingParams())
+    with pytest.raises(AssertionError, match="a joined twice"):
+        add(sampler, "a", SamplingParams())
+    sampler.remove("a")
+    with pytest.raises(KeyError):
+        sampler.remove("a")
+
+
+def test_an_unseeded_request_that_comes_back_goes_on_with_other_numbers() -> None:
+    """After preemption; a seeded one goes on with its own."""
+    sampler, params = make_sampler(), SamplingParams()
+    add(sampler, "a", params)
+    expected = generate(sampler, "a", 20)
+    sampler.remove("a")
+    add(sampler, "a", params, output=expected[:5])
+    assert generate(sampler, "a", 15, start=5) != expected[5:]
