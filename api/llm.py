@@ -15,6 +15,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -37,11 +38,15 @@ from api.tokenizer import Tokenizer
 from engine.config import DType, Policy
 from engine.errors import EngineDeadError, InvalidRequestError, UnavailableError
 from engine.lifecycle import here_only
+from engine.utility import Statistics
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or an object with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
+
+
+_UTILITY_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)
@@ -154,6 +159,7 @@ class LLM:
             self.close()
             raise
         self._engines.connected()
+        self._profile_directory: str | None = None
         self._inputs = InputProcessor(
             self._tokenizer, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size
         )
@@ -253,8 +259,51 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False while requests run: their blocks are in use."""
+        forgotten: bool = self._call_engine("reset_prefix_cache")
+        return forgotten
+
+    def statistics(self) -> Statistics:
+        """Counters of the engine core and of each of its workers, since their start."""
+        counted: Statistics = self._call_engine("statistics")
+        return counted
+
+    def start_profile(self, directory: str | PathLike[str]) -> None:
+        """Record what each worker does, until `stop_profile` writes it down.
+
+        Args:
+            directory: for one `rank<N>.trace.json` per worker, in Chrome's format: open it with
+                chrome://tracing or ui.perfetto.dev. Made if need be.
+
+        Raises:
+            InvalidRequestError: the folder cannot be made.
+            RequestFailedError: it runs already, or does not work.
+        """
+        path = os.path.abspath(directory)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequestError(f"cannot make {path}: {error}", "directory") from error
+        self._call_engine("profile", True, path)
+        self._profile_directory = path
+
+    def stop_profile(self) -> None:
+        """Stop recording and write the traces, into the folder that `start_profile` was given.
+
+        Raises:
+            InvalidRequestError: nothing is being recorded.
+            RequestFailedError: they cannot be written.
+        """
+        if self._profile_directory is None:
+            raise InvalidRequestError("stop_profile needs start_profile before it")
+        self._call_engine("profile", False, self._profile_directory)
+        self._profile_directory = None
+
+    def _call_engine(self, method: str, *args: object) -> Any:
+        """Call a method of `engine.utility` on the one engine core."""
         self._check_open()
-        return all(self._loop.submit(self._client.utility("reset_prefix_cache")).result())
+        # Traces of a long run take minutes to write.
+        calling = self._client.utility(method, *args, timeout_s=_UTILITY_TIMEOUT_S)
+        return self._loop.submit(calling).result()[0]
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

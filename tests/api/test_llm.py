@@ -1,5 +1,6 @@
 """The offline class on real engine processes and wires, with a scripted and with a tiny model."""
 
+import json
 import os
 import signal
 import threading
@@ -97,6 +98,24 @@ def test_a_stop_string_ends_the_text_and_the_engines_work(llm: LLM) -> None:
     assert (output.text, output.finish_reason, output.stop_reason) == ("text ", "stop", "END")
     assert output.token_ids == list(b"text END")
     wait_until(llm.reset_prefix_cache)
+
+
+def test_what_the_workers_do_can_be_recorded(tmp_path: Path) -> None:
+    """A trace for each rank, in a folder that need not be there; and the counters of each."""
+    model = make_scripted_model(tmp_path / "echo", kind="echo")
+    with LLM(str(model), tensor_parallel_size=2) as llm:
+        with pytest.raises(InvalidRequestError, match="needs start_profile"):
+            llm.stop_profile()
+        llm.start_profile(tmp_path / "new" / "traces")
+        llm.generate("text", GREEDY, use_tqdm=False)
+        llm.stop_profile()
+        counted = llm.statistics()
+
+    traces = sorted((tmp_path / "new" / "traces").iterdir())
+    assert [trace.name for trace in traces] == ["rank0.trace.json", "rank1.trace.json"]
+    assert all(json.loads(trace.read_text())["traceEvents"] for trace in traces)
+    assert counted.scheduler.num_generation_tokens == len("text") + 1
+    assert [worker.rank for worker in counted.workers] == [0, 1]
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
