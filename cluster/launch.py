@@ -142,8 +142,9 @@ def num_available_vcpus() -> int:
 
 def _patience_s(client: EngineClient) -> float:
     """How long engine cores may take to end. One that loads has workers deep in an import or a
-    file, which are not waited for: they die with it."""
-    return 1.0 if any(engine.ready is None for engine in client.engines) else 4.0
+    file, which are not waited for: they die with it. One that hangs will not hear us."""
+    is_deaf = any(engine.ready is None or engine.state == "hung" for engine in client.engines)
+    return 1.0 if is_deaf else 4.0
 
 
 def _api_config(config: ServeConfig) -> ApiConfig:
