@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.scripted_models import make_scripted_model, make_slow_model
 from tests.helpers.server import Server, running_server, wait_for
 from tests.helpers.streams import BackgroundStream, completion_body, wait_for_running
+from tests.helpers.tiny_models import tiny_model
 
 FLAGS = ("--served-model-name", "m", "-tp", "2")
 END_S = 5.0
@@ -85,6 +86,53 @@ def test_a_death_ends_all_and_tells_clients(
         assert ("/health", 503) in answers
         assert ("/live", 503) in answers
         assert ("/v1/completions", 503) in answers
+        server.assert_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "title"),
+    [(("-tp", "2"), "Worker_DP0_PP0_TP1"), (("-pp", "2"), "Worker_DP0_PP0_TP0")],
+)
+def test_death_of_a_rank_of_a_real_model(
+    tmp_path: Path, flags: tuple[str, str], title: str
+) -> None:
+    """The other one waits for it in a collective, and its complaint is not the first cause."""
+    model = tiny_model("llama", tmp_path)
+    with running_server(str(model), *flags, "--served-model-name", "m") as server:
+        rank = server.raywire_processes()[f"RAYWIRE::{title}"]
+        stream = BackgroundStream(server, prompt=[5], max_tokens=500, ignore_eos=True)
+        assert stream.started.wait(10)
+
+        os.kill(rank.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+
+        stream.join()
+        assert_ends(server, killed_at)
+        assert server.wait() == 1
+        assert_one_first_cause(server, title.removeprefix("Worker_"), "SIGKILL")
+        assert [error["code"] for error in stream.errors] == ["engine_dead"]
+        server.assert_gone()
+
+
+@pytest.mark.slow
+def test_an_engine_core_that_hangs_is_a_dead_one(slow_model: Path) -> None:
+    """SIGSTOP: no heartbeat for 10 s is a cause like any other, and ends all in the same way."""
+    with running_server(str(slow_model), *FLAGS) as server:
+        stream = BackgroundStream(server, max_tokens=4000)
+        assert stream.started.wait(10)
+        core = server.raywire_processes()["RAYWIRE::EngineCore_DP0"]
+        os.kill(core.pid, signal.SIGSTOP)
+        with server.http() as client:
+            assert client.get("/live").status_code == 200
+            wait_for(lambda: client.get("/live").status_code == 503, "no longer alive", 20)
+            told_at = time.monotonic()
+
+        stream.join()
+        assert_ends(server, told_at)
+        assert server.wait() == 1
+        assert_one_first_cause(server, "hung: no heartbeat for 1")
+        assert [error["code"] for error in stream.errors] == ["engine_dead"]
         server.assert_gone()
 
 
