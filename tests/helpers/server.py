@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
+import psutil
 
 T = TypeVar("T")
 
@@ -119,6 +120,22 @@ class Server:
     def raywire_processes(self) -> dict[str, Process]:
         """Those with a title of ours, by title."""
         return {p.title: p for p in self.processes() if p.title.startswith("RAYWIRE::")}
+
+    def listeners(self) -> list[tuple[str, int]]:
+        """Address and port of every internet socket on which one of its processes listens."""
+        return [
+            (str(connection.laddr.ip), int(connection.laddr.port))
+            for process in self.processes()
+            for connection in psutil.Process(process.pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+
+    def cpu_share(self, seconds: float) -> float:
+        """How much of a core all its processes use together, measured over so many seconds."""
+        pids = [process.pid for process in self.processes()]
+        began_s, before_s = time.monotonic(), sum(map(cpu_seconds, pids))
+        time.sleep(seconds)  # there is no condition to wait for: nothing shall happen
+        return (sum(map(cpu_seconds, pids)) - before_s) / (time.monotonic() - began_s)
 
     def signal(self, signum: signal.Signals) -> None:
         """As `kill` does: to the command's process only."""

@@ -1,20 +1,18 @@
 """The processes of a running server, as `ps` shows them."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.plan import Topology
-from tests.helpers.server import Server, cpu_seconds, running_server, wait_for
+from tests.helpers.server import Process, Server, running_server, wait_for
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server("scripted") as server:
+    with running_server("scripted", env={"VLLM_API_SERVER_COUNT": "2"}) as server:
         yield server
 
 
@@ -37,18 +35,31 @@ def test_only_the_resource_tracker_comes_on_top(server: Server) -> None:
     assert all("resource_tracker" in p.title for p in others), others
 
 
+def libc_address(process: Process) -> str:
+    """Where its C library lies: in a forked process where it lies in the parent."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    return next(line for line in maps if "libc.so" in line).partition("-")[0]
+
+
 @pytest.mark.parametrize(
-    "topology",
+    ("topology", "method"),
     [
-        Topology(tensor_parallel_size=2),
-        Topology(tensor_parallel_size=2, pipeline_parallel_size=2),
+        (Topology(tensor_parallel_size=2), "fork"),
+        (Topology(tensor_parallel_size=2, pipeline_parallel_size=2), "spawn"),
     ],
-    ids=lambda topology: topology.flags,
+    ids=["-tp 2", "-tp 2 -pp 2"],
 )
-def test_processes_of_a_parallel_server(topology: Topology) -> None:
-    """-tp 2 is four processes, -tp 2 -pp 2 is six."""
-    with running_server("scripted", *topology.flags.split()) as server:
+def test_processes_of_a_parallel_server(topology: Topology, method: str) -> None:
+    """-tp 2 is four processes, -tp 2 -pp 2 is six, however the workers are started."""
+    env = {"RAYWIRE_WORKER_MULTIPROC_METHOD": method}
+    with running_server("scripted", *topology.flags.split(), env=env) as server:
         assert_processes(server, topology)
+        processes = server.raywire_processes()
+        core, worker = (
+            libc_address(processes[f"RAYWIRE::{title}"])
+            for title in ("EngineCore_DP0", "Worker_DP0_PP0_TP0")
+        )
+        assert core == worker or method == "spawn"
 
 
 def test_an_idle_server_is_asleep(server: Server) -> None:
@@ -56,12 +67,7 @@ def test_an_idle_server_is_asleep(server: Server) -> None:
     with server.http() as client:
         body = {"model": "scripted", "prompt": "wake up", "max_tokens": 4}
         assert client.post("/v1/completions", json=body).status_code == 200
-    pids = [p.pid for p in server.processes()]
-    began_s, before_s = time.monotonic(), sum(map(cpu_seconds, pids))
-    time.sleep(5)  # there is no condition to wait for: this measures that nothing happens
-    used_s = sum(map(cpu_seconds, pids)) - before_s
-
-    assert used_s / (time.monotonic() - began_s) < 0.02
+    assert server.cpu_share(seconds=5) < 0.02
 
 
 def test_no_torch_outside_the_workers(server: Server) -> None:
@@ -74,13 +80,7 @@ def test_no_torch_outside_the_workers(server: Server) -> None:
 
 def test_nothing_listens_but_the_http_port(server: Server) -> None:
     """Internal sockets are files that are gone; loopback and network have the HTTP port only."""
-    ports = {
-        connection.laddr.port
-        for process in server.processes()
-        for connection in psutil.Process(process.pid).net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert ports == {server.port}
+    assert {port for _, port in server.listeners()} == {server.port}
     wait_for(lambda: not server.leftovers(), "no socket files any more", 5)
 
 
@@ -88,6 +88,12 @@ def test_few_cores_are_told_once(server: Server) -> None:
     """A machine with less than two vCPUs for each process: the server runs, and warns."""
     warnings = server.log.count("vCPUs and this machine has")
     assert warnings == (1 if len(os.sched_getaffinity(0)) < Topology().min_vcpus else 0)
+
+
+def test_vllms_variables_are_told(server: Server) -> None:
+    """They have no effect, and the log says what has."""
+    warning = "VLLM_API_SERVER_COUNT is vLLM's and has no effect here; use --api-server-count"
+    assert server.log.count(warning) == 1
 
 
 def test_the_log_has_the_start_up_times(server: Server) -> None:
