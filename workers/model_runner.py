@@ -5,6 +5,7 @@ tokens came out: the engine core sends what it accepted with the next plan. Only
 replies has a sampler.
 """
 
+import itertools
 from typing import Protocol
 
 import numpy as np
@@ -77,22 +78,28 @@ class ModelRunner:
         sampled = self._sample(step, states)
         return self._reply(plan.step, step.sampling_ids, sampled, of_prompts)
 
-    def warm_up(self, num_tokens: int, block_size: int) -> None:
-        """Run a prefill of `num_tokens` and a decode after it, so that the first request finds
-        everything loaded. What this leaves in the cache belongs to nobody."""
-        name = "warm-up"
-        request = NewRequest(
-            request_id=name,
-            token_ids=np.zeros(num_tokens, np.uint32),
-            num_prompt_tokens=num_tokens,
-            num_computed_tokens=0,
-            block_ids=list(range(num_tokens // block_size + 1)),
-            sampling_params=SamplingParams(temperature=0.0),
+    def warm_up(self, lengths: list[int], block_size: int) -> None:
+        """Run prompts of these lengths in one step and a decode after it, so that the first request
+        finds everything loaded. What this leaves in the cache belongs to nobody."""
+        blocks = itertools.count()
+        prompts = [
+            NewRequest(
+                request_id=f"warm-up-{i}",
+                token_ids=np.zeros(length, np.uint32),
+                num_prompt_tokens=length,
+                num_computed_tokens=0,
+                block_ids=list(itertools.islice(blocks, length // block_size + 1)),
+                sampling_params=SamplingParams(temperature=0.0),
+            )
+            for i, length in enumerate(lengths)
+        ]
+        names, count = [prompt.request_id for prompt in prompts], len(prompts)
+        grown = ContinuedRequests(names, lengths, [pack_tokens([0])] * count, [[]] * count)
+        self.execute(
+            SchedulerOutput(0, dict(zip(names, lengths, strict=True)), new_requests=prompts)
         )
-        grown = ContinuedRequests([name], [num_tokens], [pack_tokens([0])], [[]])
-        self.execute(SchedulerOutput(0, {name: num_tokens}, new_requests=[request]))
-        self.execute(SchedulerOutput(0, {name: 1}, continued=grown))
-        self.execute(SchedulerOutput(0, {}, dropped_request_ids=[name]))
+        self.execute(SchedulerOutput(0, dict.fromkeys(names, 1), continued=grown))
+        self.execute(SchedulerOutput(0, {}, dropped_request_ids=names))
 
     def _update_sampler(self, plan: SchedulerOutput) -> None:
         """Tell the sampler who leaves, joins and grows."""

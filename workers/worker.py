@@ -97,7 +97,7 @@ class Worker:
             )
             tokens = min(most, WARM_UP_TOKENS)
             if tokens > 0:
-                self._runner.warm_up(tokens, spec.block_size)
+                self._runner.warm_up([tokens], spec.block_size)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run one step. Returns None except on `ParallelConfig.output_rank`."""
@@ -116,13 +116,12 @@ class Worker:
 
     def profile(self, is_start: bool, directory: str) -> None:
         """Start the profiler, or stop it and write `rank<N>.trace.json` (Chrome's format) into
-        `directory`. What is so already stays so."""
+        `directory`, which exists. What is so already stays so."""
         if is_start and self._profiler is None:
             self._profiler = torch.profiler.profile()
             self._profiler.start()
         elif not is_start and self._profiler is not None:
             self._profiler.stop()
-            Path(directory).mkdir(parents=True, exist_ok=True)
             self._profiler.export_chrome_trace(f"{directory}/rank{self._rank}.trace.json")
             self._profiler = None
 
@@ -166,13 +165,14 @@ class Worker:
         num_local = resources.num_local_workers(settings)
         loaded = loader.load(settings.model, self._parallel, self._device, num_local)
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
+        max_len = int(loaded.config.max_position_embeddings)
         return WorkerReport(
             rank=self._rank,
             dtype=str(loaded.dtype).removeprefix("torch."),
             vocab_size=model.vocab_size,
-            model_max_len=int(loaded.config.max_position_embeddings),
+            model_max_len=max_len,
             kv_bytes_per_token=model.kv_shape.bytes_per_token * len(model.layers),
-            kv_budget_bytes=self._kv_budget_bytes(),
+            kv_budget_bytes=self._kv_budget_bytes(max_len),
             weight_bytes=loaded.weight_bytes,
             description=f"device={self._device} attention={backend.name}"
             f" threads={torch.get_num_threads()} layers={len(model.layers)}",
@@ -187,9 +187,10 @@ class Worker:
             sampler = Sampler(self._model.vocab_size, spec.max_num_seqs, self._device, seed)
         return ModelRunner(self._model, InputBatch(spec, self._device), sampler)
 
-    def _kv_budget_bytes(self) -> int:
+    def _kv_budget_bytes(self, model_max_len: int) -> int:
         if self._device.type == "cuda":
-            return max(0, int(self._free_memory() * GPU_KV_SHARE) - self._gpu_activation_bytes())
+            free = int(self._free_memory() * GPU_KV_SHARE)
+            return max(0, free - self._gpu_activation_bytes(model_max_len))
         # Each rank has the KV of its own heads or layers, so an engine's ranks all get as much;
         # free memory, which they do share, limits them together.
         share = self._free_memory() // 4 // self._config.parallel.world_size
@@ -200,24 +201,36 @@ class Worker:
             return torch.cuda.mem_get_info(self._device)[0]
         return resources.available_memory()
 
-    def _gpu_activation_bytes(self) -> int:
+    def _gpu_activation_bytes(self, model_max_len: int) -> int:
         """What the largest step needs beside weights and KV cache: measured, with a small cache."""
-        num_tokens = self._config.scheduler.max_num_batched_tokens
-        block_size = self._config.cache.block_size
+        scheduler, block_size = self._config.scheduler, self._config.cache.block_size
+        lengths = _largest_step(
+            scheduler.max_num_batched_tokens, scheduler.max_num_seqs, model_max_len - 1
+        )
         spec = KVCacheSpec(
-            num_blocks=num_tokens // block_size + 1,
+            num_blocks=sum(length // block_size + 1 for length in lengths),
             block_size=block_size,
-            max_model_len=num_tokens + 1,
-            max_num_seqs=1,
-            max_num_batched_tokens=num_tokens,
+            max_model_len=model_max_len,
+            max_num_seqs=len(lengths),
+            max_num_batched_tokens=sum(lengths),
         )
         runner = self._make_runner(spec)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        runner.warm_up(num_tokens, block_size)
+        runner.warm_up(lengths, block_size)
         peak = torch.cuda.max_memory_allocated(self._device) - before
         torch.cuda.empty_cache()
         return peak
+
+
+def _largest_step(num_tokens: int, num_seqs: int, max_len: int) -> list[int]:
+    """Prompt lengths of the step that needs the most memory: of as many requests as there may be,
+    which all want logits, and the first of them as long as can be."""
+    lengths = []
+    for num_others in reversed(range(min(num_seqs, num_tokens))):
+        lengths.append(min(max_len, num_tokens - num_others))
+        num_tokens -= lengths[-1]
+    return lengths
 
 
 def _choose_device(config: EngineConfig, rank: int) -> torch.device:

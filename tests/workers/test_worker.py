@@ -14,7 +14,7 @@ from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.worker_settings import SPEC, loaded_worker, worker_config
 from workers import resources
-from workers.worker import CPU_KV_BYTES, Worker
+from workers.worker import CPU_KV_BYTES, Worker, _largest_step
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,37 @@ def test_warm_up_leaves_no_trace(worker: Worker) -> None:
     assert (statistics.num_requests, statistics.num_steps) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_seqs", "max_len", "lengths"),
+    [
+        (20, 4, 100, [17, 1, 1, 1]),
+        (20, 4, 9, [9, 9, 1, 1]),
+        (20, 4, 3, [3, 3, 3, 3]),
+        (3, 8, 100, [1, 1, 1]),
+        (8, 1, 7, [7]),
+    ],
+)
+def test_the_largest_step_is_within_all_limits(
+    num_tokens: int, num_seqs: int, max_len: int, lengths: list[int]
+) -> None:
+    """All requests that may run want logits, and the first ones have as much context as can be."""
+    assert _largest_step(num_tokens, num_seqs, max_len) == lengths
+
+
+def test_memory_is_measured_within_the_models_length(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2 has an embedding for each of its 512 positions, and a step has 2048 tokens. (What the
+    allocator says needs a GPU.)"""
+    for name in ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    config = worker_config(tiny_model("gpt2", tmp_path_factory.getbasetemp()))
+    worker = Worker(config, 0, "")
+    report = worker.load()
+    assert config.scheduler.max_num_batched_tokens > report.model_max_len
+    worker._gpu_activation_bytes(report.model_max_len)
+
+
 def test_statistics_count_steps_and_requests(worker: Worker) -> None:
     """What a worker knows about itself."""
     driver = PlanDriver(worker.execute_model)
@@ -101,14 +132,14 @@ def test_statistics_count_steps_and_requests(worker: Worker) -> None:
 
 def test_profile_writes_one_trace_per_rank(worker: Worker, tmp_path: Path) -> None:
     """Chrome's format, in the directory that was asked for, with what ran in between."""
-    directory = str(tmp_path / "traces")
+    directory = str(tmp_path)
     worker.profile(False, directory)  # nothing to stop
     worker.profile(True, directory)
     worker.profile(True, directory)  # it runs already
     PlanDriver(worker.execute_model).run([Sequence("a", [5] * 4, 2)])
     worker.profile(False, directory)
 
-    (trace,) = (tmp_path / "traces").iterdir()
+    (trace,) = tmp_path.iterdir()
     assert trace.name == "rank0.trace.json"
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert "aten::linear" in names
