@@ -62,23 +62,14 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     token."""
 
     finish_reason: str | None
-    """"stop", "length", "abort", "error" or "repetition"; set in the last delta only."""
+    """"stop", "length", "abort", "error" or "repetition"; set in the last delta only. Where a stop
+    string ended the sequence, the engine may not know yet: close its stream."""
 
     stop_reason: int | str | None
     """The stop string or stop token id that ended it; None for the model's own end token."""
 
-    is_cut_short: bool
-    """A stop string ended the sequence, and the engine does not know: abort the request there
-    (closing its stream does)."""
-
     error: str | None
     """What failed, with the finish reason "error"."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    num_output_tokens: int
-    """All tokens of the sequence so far."""
 
 
 class OutputProcessor:
@@ -89,7 +80,9 @@ class OutputProcessor:
     ) -> None:
         self.is_finished = False
         self.num_output_tokens = 0
+        """All tokens of the sequence so far."""
         self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache."""
         self.num_prompt_tokens = len(prompt_token_ids)
         self._tokenizer = tokenizer
         self._params = params
@@ -134,11 +127,7 @@ class OutputProcessor:
             prompt_logprobs=self._name(prompt_logprobs) if prompt_logprobs is not None else None,
             finish_reason=finish_reason.word if finish_reason is not None else None,
             stop_reason=matched if matched is not None else output.stop_reason,
-            is_cut_short=matched is not None and output.finish_reason is None,
             error=details.error if details is not None else None,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens,
         )
 
     def _read(self, token_ids: list[int], finish_reason: FinishReason | None) -> tuple[str, int]:
