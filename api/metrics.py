@@ -13,9 +13,13 @@ go on growing when the core is replaced and starts again at zero.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import prometheus_client as prometheus
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from api.timeline import Timeline
 from engine.wire import EngineCoreOutput, EngineReady, SchedulerStats
@@ -55,6 +59,7 @@ class Metrics:
         self._engines = [
             EngineMetrics(self._families, model_name, index) for index in range(num_engines)
         ]
+        self.registry.register(_GapCollector(self._engines))
 
     def on_ready(self, ready: Sequence[EngineReady]) -> None:
         """Publish what the engine cores said about their caches."""
@@ -134,7 +139,21 @@ class RequestRecord(Timeline):
             engine.inference.observe(self.prefill_s + self.decode_s)
 
     def _on_gap(self, gap_s: float) -> None:
-        self._engines[self.engine_index].inter_token.observe(gap_s)
+        self._engines[self.engine_index].gaps.observe(gap_s)
+
+
+class _Gaps:
+    """Seconds between two tokens: additions, where Prometheus's own histogram takes locks for each
+    observation and searches its buckets one by one. There is one for each token."""
+
+    def __init__(self) -> None:
+        self.sum_s = 0.0
+        self.counts = [0] * (len(_GAP_BUCKETS) + 1)
+        """By bucket, not summed up; the last is beyond all bounds."""
+
+    def observe(self, gap_s: float) -> None:
+        self.sum_s += gap_s
+        self.counts[bisect_left(_GAP_BUCKETS, gap_s)] += 1
 
 
 class EngineMetrics:
@@ -142,7 +161,7 @@ class EngineMetrics:
 
     def __init__(self, families: "_Families", model_name: str, index: int) -> None:
         labels = (model_name, str(index))
-        self._labels = labels
+        self.labels = labels
         self._success = families.success
         self._last = SchedulerStats(0, 0, 0.0)
         self._running = families.running.labels(*labels)
@@ -158,7 +177,7 @@ class EngineMetrics:
         """Generated since the metrics were last read: an addition per token, not a lock."""
         self._generation_tokens = families.generation_tokens.labels(*labels)
         self.first_token = families.first_token.labels(*labels)
-        self.inter_token = families.inter_token.labels(*labels)
+        self.gaps = _Gaps()
         self.end_to_end = families.end_to_end.labels(*labels)
         self.queue = families.queue.labels(*labels)
         self.prefill = families.prefill.labels(*labels)
@@ -176,7 +195,7 @@ class EngineMetrics:
         self.num_new_tokens = 0
 
     def finished(self, reason: str) -> None:
-        self._success.labels(*self._labels, reason).inc()
+        self._success.labels(*self.labels, reason).inc()
 
     def on_stats(self, stats: SchedulerStats, is_reset: bool = False) -> None:
         self._running.set(stats.num_running)
@@ -189,6 +208,25 @@ class EngineMetrics:
         self._prefix_hits.inc(_grown(stats.prefix_cache_hits, last.prefix_cache_hits))
         self._preemptions.inc(_grown(stats.num_preemptions, last.num_preemptions))
         self._dropped.inc(_grown(stats.num_dropped_messages, last.num_dropped_messages))
+
+
+class _GapCollector(Collector):
+    """The times between tokens as a histogram, when somebody asks for it."""
+
+    def __init__(self, engines: Sequence[EngineMetrics]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(
+            _PREFIX + "inter_token_latency_seconds",
+            "Between a sequence's steps with tokens",
+            labels=_LABELS,
+        )
+        bounds = [*map(str, _GAP_BUCKETS), "+Inf"]
+        for engine in self._engines:
+            buckets = list(zip(bounds, accumulate(engine.gaps.counts), strict=True))
+            family.add_metric(engine.labels, buckets, engine.gaps.sum_s)
+        yield family
 
 
 def _grown(now: int, before: int) -> int:
@@ -233,9 +271,6 @@ class _Families:
         )
         self.first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_BUCKETS
-        )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between a sequence's steps with tokens", _GAP_BUCKETS
         )
         self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end")
         self.queue = histogram("request_queue_time_seconds", "Waiting, also after preemptions")

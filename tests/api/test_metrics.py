@@ -142,3 +142,21 @@ def test_preempted_request_has_the_right_times() -> None:
     assert value(metrics, f"raywire:request_decode_time_seconds_sum{LABELS}") == 3.0
     assert value(metrics, f"raywire:request_num_preemptions_sum{LABELS}") == 1
     assert value(metrics, f"raywire:prompt_tokens_cached_total{LABELS}") == 4
+
+
+def test_gaps_between_tokens_are_a_histogram() -> None:
+    """Cumulative, with a bound that belongs to its own bucket, and all beyond the last in +Inf."""
+    metrics = Metrics("m", 1)
+    record = metrics.record(0.0)
+    for timestamp in (0.0, 0.001, 0.004, 100.004):
+        record.update(EngineCoreOutput("r", pack_tokens([1])), timestamp)
+
+    def bucket(bound: str) -> float:
+        labels = f'{{engine="0",le="{bound}",model_name="m"}}'
+        return value(metrics, f"raywire:inter_token_latency_seconds_bucket{labels}")
+
+    assert [bucket(b) for b in ("0.001", "0.0025", "0.005", "80.0", "+Inf")] == [1, 1, 2, 2, 3]
+    assert value(metrics, f"raywire:inter_token_latency_seconds_count{LABELS}") == 3
+    assert value(metrics, f"raywire:inter_token_latency_seconds_sum{LABELS}") == pytest.approx(
+        100.004
+    )
