@@ -1,8 +1,9 @@
 """Log probabilities in the shapes of the two routes. Pure; used by `routes`."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 
+from api import detokenizer
+from api.generate import Prompt
 from api.output_processor import PositionLogprobs, TokenLogprob
 from api.protocol import (
     ChatLogprobs,
@@ -12,6 +13,7 @@ from api.protocol import (
     TopLogprob,
 )
 from api.protocol import TokenLogprob as ChatTokenLogprob
+from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 
 
@@ -37,41 +39,57 @@ def _prompt_token(token: TokenLogprob) -> PromptLogprob:
 
 class CompletionLogprobsWriter:
     """The legacy shape of one choice. Text offsets go on from one call to the next, so the arrays
-    of a stream's chunks, joined, are those of the whole answer."""
+    of a stream's chunks, joined, are those of the whole answer.
 
-    def __init__(self) -> None:
+    An offset is where a token's text begins in the answer's text: so a token that the text leaves
+    out (the begin token, or the space that is cut at the start of a text) moves it not at all, and
+    the bytes of an incomplete character once it is complete.
+
+    Args:
+        tokenizer: of the model.
+        params: what the client asked for.
+        prompt: which the answer may echo.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Prompt) -> None:
         self._num_chars = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, positions: Iterable[PositionLogprobs]) -> CompletionLogprobs:
-        shape = CompletionLogprobs([], [], [], [])
-        self.add(shape, positions)
-        return shape
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._output = detokenizer.start(
+            tokenizer,
+            prompt.token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
 
     def add(self, shape: CompletionLogprobs, positions: Iterable[PositionLogprobs]) -> None:
-        """Append tokens with their log probabilities."""
+        """Append tokens of the output with their log probabilities."""
         for position in positions:
-            chosen = position.chosen
-            self._append(shape, chosen.token, chosen.bytes)
-            shape.token_logprobs.append(chosen.logprob)
-            shape.top_logprobs.append({t.token: t.logprob for t in (chosen, *position.top)})
+            self._append(shape, position)
+            self._num_chars += len(self._output.push([position.chosen.token_id]))
 
-    def add_prompt(
-        self,
-        shape: CompletionLogprobs,
-        tokenizer: Tokenizer,
-        token_ids: Sequence[int],
-        positions: Sequence[PositionLogprobs],
-    ) -> None:
-        """Append an echoed prompt. Nothing comes before its first token, which so has no
+    def add_prompt(self, shape: CompletionLogprobs, positions: Sequence[PositionLogprobs]) -> None:
+        """Append the echoed prompt. Nothing comes before its first token, which so has no
         probability."""
-        self._append(shape, tokenizer.token_text(token_ids[0]), tokenizer.token_bytes(token_ids[0]))
-        shape.token_logprobs.append(None)
-        shape.top_logprobs.append(None)
-        self.add(shape, positions)
+        text, token_ids = self._prompt.text, self._prompt.token_ids
+        echoed = detokenizer.start(self._tokenizer)
+        for token_id, position in zip(token_ids, [None, *positions], strict=False):
+            if position is None:
+                shape.tokens.append(self._tokenizer.token_text(token_id))
+                shape.text_offset.append(self._num_chars)
+                shape.token_logprobs.append(None)
+                shape.top_logprobs.append(None)
+            else:
+                self._append(shape, position)
+            token = self._tokenizer.token_text(token_id)
+            is_written_out = token_id in self._tokenizer.special_token_ids and text.startswith(
+                token, self._num_chars
+            )
+            self._num_chars += len(token if is_written_out else echoed.push([token_id]))
 
-    def _append(self, shape: CompletionLogprobs, token: str, token_bytes: bytes) -> None:
-        shape.tokens.append(token)
+    def _append(self, shape: CompletionLogprobs, position: PositionLogprobs) -> None:
+        chosen = position.chosen
+        shape.tokens.append(chosen.token)
         shape.text_offset.append(self._num_chars)
-        # Bytes of an incomplete character move the offset once it is complete.
-        self._num_chars += len(self._decoder.decode(token_bytes))
+        shape.token_logprobs.append(chosen.logprob)
+        shape.top_logprobs.append({t.token: t.logprob for t in (chosen, *position.top)})

@@ -25,7 +25,6 @@ from api.protocol import (
 )
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
-from api.tokenizer import Tokenizer
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
@@ -67,8 +66,14 @@ def _check(
 
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = completion.model or service.config.served_model_names[0]
-        tokenizer = service.model.tokenizer
-        return _CompletionFormat(answer_id, name, completion, generation, prompts_, tokenizer)
+        form = _CompletionFormat(answer_id, name, completion, generation, prompts_)
+        if completion.logprobs is not None:
+            tokenizer = service.model.tokenizer
+            form.writers = [
+                CompletionLogprobsWriter(tokenizer, params, form.prompt(index))
+                for index in range(len(generation.choices))
+            ]
+        return form
 
     return answer.Job(completion, params, prepare, make_format, headers, arrived_at, num_bytes)
 
@@ -109,7 +114,6 @@ class _CompletionFormat:
         completion: CompletionBody,
         generation: Generation,
         prompts_: list[Prompt],
-        tokenizer: Tokenizer,
     ) -> None:
         self._id = answer_id
         self._model = model
@@ -117,10 +121,10 @@ class _CompletionFormat:
         self._completion = completion
         self._generation = generation
         self._prompts = prompts_
-        self._tokenizer = tokenizer
         num_choices = len(generation.choices)
         self._waiting = [answer.Part() for _ in range(num_choices)]
-        self._writers = [CompletionLogprobsWriter() for _ in range(num_choices)]
+        self.writers: list[CompletionLogprobsWriter] = []
+        """One for each choice, if log probabilities are asked for."""
         self._is_begun = [False] * num_choices
 
     def chunks(self, batch: Batch) -> bytes:
@@ -146,6 +150,10 @@ class _CompletionFormat:
         choices = [self._choice(index, part, is_chunk=False) for index, part in enumerate(parts)]
         return Completion(self._id, self._created, self._model, choices, self._usage())
 
+    def prompt(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self._prompts[index // (len(self._waiting) // len(self._prompts))]
+
     def _shown(self, delta: OutputDelta) -> OutputDelta:
         """What the client asked for of a delta: nothing new with `max_tokens` 0."""
         if not self._completion.is_prompt_only:
@@ -162,14 +170,14 @@ class _CompletionFormat:
         return bool(part.text) or part.finish_reason is not None or has_echo or has_tokens
 
     def _choice(self, index: int, part: answer.Part, *, is_chunk: bool) -> CompletionChoice:
-        prompt = self._prompts[index // (len(self._waiting) // len(self._prompts))]
+        prompt = self.prompt(index)
         is_first, self._is_begun[index] = not self._is_begun[index], True
         text = "".join(part.text)
         has_ids = bool(self._completion.return_token_ids)
         return CompletionChoice(
             index=index,
             text=prompt.text + text if is_first else text,
-            logprobs=self._logprobs(index, part, prompt if is_first else None),
+            logprobs=self._logprobs(index, part, is_first=is_first),
             finish_reason=part.finish_reason,
             stop_reason=(
                 part.stop_reason if part.finish_reason is not None or not is_chunk else UNSET
@@ -180,14 +188,13 @@ class _CompletionFormat:
         )
 
     def _logprobs(
-        self, index: int, part: answer.Part, prompt: Prompt | None
+        self, index: int, part: answer.Part, *, is_first: bool
     ) -> CompletionLogprobs | None:
         if self._completion.logprobs is None:
             return None
-        writer, shape = self._writers[index], CompletionLogprobs([], [], [], [])
-        if self._completion.echo and prompt is not None:
-            positions = part.prompt_logprobs or []
-            writer.add_prompt(shape, self._tokenizer, prompt.token_ids, positions)
+        writer, shape = self.writers[index], CompletionLogprobs([], [], [], [])
+        if self._completion.echo and is_first:
+            writer.add_prompt(shape, part.prompt_logprobs or [])
         writer.add(shape, part.logprobs)
         return shape
 
