@@ -4,13 +4,13 @@ Used by the HTTP routes and by `LLM`. Everything that can be wrong with a prompt
 before anything is sent: the engine never sees it, and neighbours never notice.
 """
 
-import secrets
 import time
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from api.ids import new_id
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 from engine.codec import Array
@@ -79,11 +79,8 @@ class InputProcessor:
         request_id: str | None = None,
         default_max_tokens: int | None = None,
         cuts_max_tokens: bool = False,
-        arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        data_parallel_rank: int | None = None,
-        trace_headers: dict[str, str] | None = None,
         param: str = "prompt",
     ) -> list[EngineCoreRequest]:
         """One request for each of the `n` continuations.
@@ -96,11 +93,8 @@ class InputProcessor:
                 allows; None: all that it allows.
             cuts_max_tokens: a `max_tokens` beyond the model's length means up to it, rather than an
                 error.
-            arrival_time: seconds since the epoch; None is now.
             priority: lower runs first, with the priority policy.
             cache_salt: shares cached prefixes only with requests of the same salt.
-            data_parallel_rank: the engine core to use; None leaves it to the load balancer.
-            trace_headers: handed on for tracing.
             param: what the client calls the prompt, for errors.
 
         Raises:
@@ -125,12 +119,11 @@ class InputProcessor:
                     eos_token_ids=self._eos_token_ids,
                 ),
                 pooling_params=None,
-                arrival_time=time.time() if arrival_time is None else arrival_time,
+                arrival_time=time.time(),
                 lora_request=None,
                 cache_salt=cache_salt,
-                data_parallel_rank=data_parallel_rank,
+                data_parallel_rank=None,
                 priority=priority,
-                trace_headers=trace_headers,
             )
             for choice in range(params.n)
         ]
@@ -177,5 +170,4 @@ class InputProcessor:
 
 def _make_unique(request_id: str | None) -> str:
     """An id of ours: no two are equal, whatever clients send."""
-    suffix = secrets.token_hex(8)
-    return f"{request_id[:_MAX_ID_CHARS]}-{suffix}" if request_id else suffix
+    return new_id(f"{request_id[:_MAX_ID_CHARS]}-" if request_id else "", num_bits=64)
