@@ -1,7 +1,7 @@
 """Which data-parallel rank gets the next request. Pure: counts in, index out.
 
 The score of a rank is what it reported to have waiting and running, plus what this API server has
-sent it since and not got back. Used by `engine_client`; a single rank needs no choice.
+sent it since. Used by `engine_client`; a single rank needs no choice.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class RankLoad:
     num_waiting: int = 0
     num_running: int = 0
     num_unreported: int = 0
-    """Sent by this API server after the rank's last report."""
+    """Sent by this API server after the rank's last report came."""
     is_up: bool = True
 
     @property
@@ -23,19 +23,18 @@ class RankLoad:
         return self.num_waiting + self.num_running + self.num_unreported
 
     def report(self, num_waiting: int, num_running: int) -> None:
-        """A report counts everything that was sent before it was made."""
+        """Take over the rank's own counts.
+
+        NOTE: approximate. A request that was on its way when the report was made is in neither
+        count until the next report, a step later. Between bursts that evens out; a report does not
+        say which requests it has seen.
+        """
         self.num_waiting = num_waiting
         self.num_running = num_running
         self.num_unreported = 0
 
 
-def choose(loads: Sequence[RankLoad], first: int = 0) -> int | None:
-    """Return the rank with the lowest score, or None if none is up.
-
-    Args:
-        loads: by rank.
-        first: where to start looking, so that API servers with equal counts do not all pick rank 0.
-    """
-    num = len(loads)
-    order = ((first + i) % num for i in range(num))
-    return min((i for i in order if loads[i].is_up), key=lambda i: loads[i].score, default=None)
+def choose(loads: Sequence[RankLoad]) -> int | None:
+    """Return the rank with the lowest score, the first of equal ones, or None if none is up."""
+    up = (index for index, load in enumerate(loads) if load.is_up)
+    return min(up, key=lambda index: loads[index].score, default=None)

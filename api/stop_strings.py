@@ -5,12 +5,13 @@ That is the same however the text is cut into pieces. A stop string, or a part o
 before it is known not to be one; and nothing is held but the longest end of the text that may still
 become one.
 
-An automaton reads each character once. Its states are the prefixes of all stop strings:
+An automaton reads each character once. Its state is the longest prefix of any stop string that the
+text ends with, and that prefix is what is held:
 
-    stop strings   "END", "\\n\\nUser"         after  "…text\\n"  the state is  "\\n":  hold 1
-    character state          longest prefix of any     after  "…text\\n\\n" …           "\\n\\n":
-    hold 2
-                   that the text ends with   after  "…text\\n\\nx"            "":     hold none
+    stop strings "END" and "\\n\\nUser"
+
+    text so far     "…text"   "…text\\n"   "…text\\n\\n"   "…text\\n\\nE"   "…text\\n\\nEx"
+    state: held     ""        "\\n"        "\\n\\n"        "E"             ""
 
 Source: Aho and Corasick 1975, "Efficient string matching: an aid to bibliographic search".
 """
