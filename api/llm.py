@@ -75,7 +75,7 @@ class LLM:
         enable_chunked_prefill: spread long prompts over several steps.
         enable_prefix_caching: share the KV cache of equal beginnings.
         kv_cache_memory_bytes: size of the KV cache of each worker.
-        block_size: tokens per KV block.
+        block_size: tokens per KV block; None is what suits the device.
         num_gpu_blocks_override: exactly so many KV blocks.
         scheduling_policy: "fcfs" or "priority".
         seed: start of the noise of requests without a seed of their own.
@@ -103,7 +103,7 @@ class LLM:
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         num_gpu_blocks_override: int | None = None,
         scheduling_policy: Policy = "fcfs",
         seed: int = 0,

@@ -192,7 +192,12 @@ _ENGINE_OPTIONS = [
         type=click.Choice(["fcfs", "priority"]),
         help="First come first served, or the lowest `priority` first.",
     ),
-    _option("KV cache", "--block-size", type=int, help="Tokens per block."),
+    _option(
+        "KV cache",
+        "--block-size",
+        type=int,
+        help="Tokens per block. Unless given, 256 for attention back end varlen, else 16.",
+    ),
     _option(
         "KV cache",
         "--kv-cache-memory-bytes",

@@ -56,7 +56,7 @@ class EngineOptions:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     scheduling_policy: Policy = "fcfs"
-    block_size: int = 16
+    block_size: int | None = None
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None

@@ -37,8 +37,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    block_size: int = 16
-    """Tokens per KV block."""
+    block_size: int | None = None
+    """Tokens per KV block. None: what the workers' attention reads best (`WorkerReport`)."""
 
     enable_prefix_caching: bool = True
 
@@ -50,7 +50,7 @@ class CacheConfig:
     """Exactly this many blocks, whatever the memory. For tests of preemption."""
 
     def __post_init__(self) -> None:
-        if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        if self.block_size not in (None, 1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(
                 f"--block-size must be a power of two from 1 to 256, not {self.block_size}"
             )

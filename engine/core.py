@@ -59,6 +59,7 @@ class EngineCore:
         self._num_dropped_messages = num_dropped_messages
         reports = executor.load()
         size = size_kv_cache(reports, config.model, config.cache)
+        self.block_size = size.block_size
         self.num_gpu_blocks = size.num_blocks
         self.max_model_len = size.max_model_len
         self.kv_cache_size_tokens = size.num_tokens
@@ -70,7 +71,7 @@ class EngineCore:
         executor.initialize_kv_cache(
             KVCacheSpec(
                 num_blocks=size.num_blocks,
-                block_size=config.cache.block_size,
+                block_size=size.block_size,
                 max_model_len=size.max_model_len,
                 max_num_seqs=config.scheduler.max_num_seqs,
                 max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -81,7 +82,7 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._scheduler = Scheduler(
             config.scheduler,
-            KVCacheManager(size.num_blocks, config.cache.block_size),
+            KVCacheManager(size.num_blocks, size.block_size),
             config.parallel.pipeline_parallel_size,
         )
         self._log_start(reports)
@@ -100,7 +101,7 @@ class EngineCore:
         return from_wire(
             request,
             max_model_len=self.max_model_len,
-            block_size=self._config.cache.block_size,
+            block_size=self.block_size,
             is_cached=self._config.cache.enable_prefix_caching,
         )
 

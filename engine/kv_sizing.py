@@ -1,5 +1,5 @@
-"""How many KV blocks an engine core has, and how long a request may be. Pure: from the reports of
-its ranks and the settings. Used by `core` once, after the model has loaded.
+"""Size and number of the KV blocks of an engine core, and how long a request may be. Pure: from the
+reports of its ranks and the settings. Used by `core` once, after the model has loaded.
 
 One rule: the blocks hold at least one request of `max_model_len` tokens. So whatever is admitted
 can run, if need be alone, and the scheduler never has to give up on a request.
@@ -24,6 +24,9 @@ be no use to anybody, and an error says what to do."""
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSize:
+    block_size: int
+    """Tokens per block."""
+
     num_blocks: int
     """With the null block, which holds no tokens."""
 
@@ -49,11 +52,12 @@ def size_kv_cache(
             f"--max-model-len {wanted} must be from 1 to {own_length}, the model's own maximum"
         )
     length = wanted if isinstance(wanted, int) else own_length
-    num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, cache)
-    capacity = max(num_blocks - 1, 0) * cache.block_size
+    block_size = cache.block_size or max(report.block_size for report in reports)
+    num_blocks = cache.num_gpu_blocks_override or _blocks_in_memory(reports, block_size)
+    capacity = max(num_blocks - 1, 0) * block_size
     if length > capacity:
         if capacity < _shortest_length(wanted, cache):
-            raise _too_small(reports, cache, length, capacity)
+            raise _too_small(reports, cache, block_size, length, capacity)
         logger.warning(
             "max_model_len is %d instead of the model's %d: the KV cache holds no more;"
             " --kv-cache-memory-bytes enlarges it",
@@ -61,7 +65,7 @@ def size_kv_cache(
             own_length,
         )
         length = capacity
-    return KVCacheSize(num_blocks, length, capacity)
+    return KVCacheSize(block_size, num_blocks, length, capacity)
 
 
 def _shortest_length(wanted: int | Literal["auto"] | None, cache: CacheConfig) -> int:
@@ -75,15 +79,18 @@ def _shortest_length(wanted: int | Literal["auto"] | None, cache: CacheConfig) -
     return MIN_UNASKED_LEN if cache.kv_cache_memory_bytes is None else sys.maxsize
 
 
-def _blocks_in_memory(reports: Sequence[WorkerReport], cache: CacheConfig) -> int:
+def _blocks_in_memory(reports: Sequence[WorkerReport], block_size: int) -> int:
     return min(
-        report.kv_budget_bytes // (report.kv_bytes_per_token * cache.block_size)
-        for report in reports
+        report.kv_budget_bytes // (report.kv_bytes_per_token * block_size) for report in reports
     )
 
 
 def _too_small(
-    reports: Sequence[WorkerReport], cache: CacheConfig, length: int, capacity: int
+    reports: Sequence[WorkerReport],
+    cache: CacheConfig,
+    block_size: int,
+    length: int,
+    capacity: int,
 ) -> ConfigError:
     if cache.num_gpu_blocks_override is not None:
         return ConfigError(
@@ -91,8 +98,8 @@ def _too_small(
             f" {cache.num_gpu_blocks_override}, which holds {capacity} tokens"
         )
     tightest = min(reports, key=lambda report: report.kv_budget_bytes / report.kv_bytes_per_token)
-    num_blocks = -(-length // cache.block_size) + 1
-    needed = num_blocks * cache.block_size * tightest.kv_bytes_per_token
+    num_blocks = -(-length // block_size) + 1
+    needed = num_blocks * block_size * tightest.kv_bytes_per_token
     remedy = (
         f"lower --max-model-len to {capacity} or to auto, or free memory"
         if capacity

@@ -150,7 +150,7 @@ class EngineProcess:
             epoch=self._config.wire.epoch,
             max_model_len=core.max_model_len,
             num_gpu_blocks=core.num_gpu_blocks,
-            block_size=self._config.cache.block_size,
+            block_size=core.block_size,
             kv_cache_size_tokens=core.kv_cache_size_tokens,
             dtype=core.dtype,
             vocab_size=core.vocab_size,

@@ -87,6 +87,8 @@ class WorkerReport(Message, frozen=True):
     """On this rank, over its layers, of which it has one at least."""
     kv_budget_bytes: int
     """What this rank can give to the KV cache."""
+    block_size: int = 16
+    """Tokens of a KV block as this rank's attention reads it best: used unless the user says."""
     weight_bytes: int = 0
     load_s: float = 0.0
     description: str = ""

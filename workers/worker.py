@@ -159,6 +159,7 @@ class Worker:
         self._device = _choose_device(settings, self._rank)
         torch.set_num_threads(resources.num_threads(settings))
         backend = select_backend(settings.executor.attention_backend, self._device)
+        self._block_size = settings.cache.block_size or backend.block_size
         self._parallel = Parallel(
             self._place, self._rendezvous, self._device, settings.executor.execute_timeout_s
         )
@@ -173,6 +174,7 @@ class Worker:
             model_max_len=max_len,
             kv_bytes_per_token=model.kv_shape.bytes_per_token * len(model.layers),
             kv_budget_bytes=self._kv_budget_bytes(max_len),
+            block_size=self._block_size,
             weight_bytes=loaded.weight_bytes,
             description=f"device={self._device} attention={backend.name}"
             f" threads={torch.get_num_threads()} layers={len(model.layers)}",
@@ -203,7 +205,7 @@ class Worker:
 
     def _gpu_activation_bytes(self, model_max_len: int) -> int:
         """What the largest step needs beside weights and KV cache: measured, with a small cache."""
-        scheduler, block_size = self._config.scheduler, self._config.cache.block_size
+        scheduler, block_size = self._config.scheduler, self._block_size
         lengths = _largest_step(
             scheduler.max_num_batched_tokens, scheduler.max_num_seqs, model_max_len - 1
         )

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from engine.config import CacheConfig, ModelConfig
@@ -27,6 +28,15 @@ def test_the_tightest_rank_decides() -> None:
     """All ranks use the same block ids, so the least number of blocks counts."""
     found = size(report(0), report(1, budget=8 * MIB), report(2, per_token=512))
     assert found.num_blocks == 8 * MIB // (1024 * 16)
+
+
+def test_blocks_are_as_the_attention_reads_them_best_unless_the_user_says() -> None:
+    """What one rank needs, all get: they share the block ids."""
+    reports = (report(0), msgspec.structs.replace(report(1), block_size=256))
+    assert size().block_size == 16
+    assert size(*reports).block_size == 256
+    assert size(*reports).num_blocks == 16 * MIB // (1024 * 256)
+    assert size(*reports, block_size=32).block_size == 32
 
 
 def test_the_null_block_holds_no_tokens() -> None:

@@ -258,6 +258,7 @@ def test_varlen_refuses_what_its_kernel_cannot_do() -> None:
 
     batch = make_batch([1], [4], dtype=torch.bfloat16)
     backend = varlen.VarlenAttention()
+    assert backend.block_size % 256 == 0
     backend.prepare(batch.layout)
     with pytest.raises(ConfigError, match="neither softcap nor sinks"):
         backend.forward(AttentionCall(scale=1.0, softcap=1.0), batch.query_THD, batch.kv)

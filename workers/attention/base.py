@@ -38,6 +38,9 @@ class AttentionBackend(Protocol):
 
     name: str
 
+    block_size: int
+    """Tokens per page that it reads best, used unless the user says."""
+
     def prepare(self, layout: "BatchLayout") -> None:
         """Derive what all layers of the coming forward pass share."""
 

@@ -68,6 +68,7 @@ class CpuAttention:
     """See `AttentionBackend`."""
 
     name = "cpu"
+    block_size = 16
 
     def __init__(self) -> None:
         self._reference = reference.ReferenceAttention()

@@ -16,6 +16,7 @@ class ReferenceAttention:
     """See `AttentionBackend`."""
 
     name = "reference"
+    block_size = 16
 
     def prepare(self, layout: BatchLayout) -> None:
         self._layout = layout

@@ -2,8 +2,8 @@
 
 NOTE: written from the signature and documentation of torch 2.13, and not proved on a GPU yet:
 `tests/gpu/test_varlen_attention.py` compares it with the reference where there is one. Known
-limits: no softcap and no sinks (refused), float16 and bfloat16 only, and FlashAttention 2 wants
-pages of a multiple of 256 tokens (`--block-size 256`).
+limits: no softcap and no sinks (refused), float16 and bfloat16 only, and FlashAttention 2 is said
+to want pages of a multiple of 256 tokens: the default here; another --block-size is tried as it is.
 """
 
 import torch
@@ -20,6 +20,7 @@ class VarlenAttention:
     """See `AttentionBackend`."""
 
     name = "varlen"
+    block_size = 256
 
     def prepare(self, layout: BatchLayout) -> None:
         self._layout = layout
