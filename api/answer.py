@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from api.generate import Batch, Generation, Prompt
-from api.output_processor import OutputDelta, PositionLogprobs
+from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
 from api.protocol import GenerationBody
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
@@ -88,7 +88,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
     """
     generation = Generation()
     with contextlib.ExitStack() as cleanup:
-        preparing = service.threads.run(partial(job.prepare, service.model), job.num_bytes)
+        preparing = service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
 
         def on_gone() -> None:
             generation.cancel()
@@ -98,11 +98,11 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         cleanup.callback(watch.stop)
         cleanup.callback(generation.close)
         try:
-            prompts = await preparing
+            prompts, processors = await preparing
         except asyncio.CancelledError:
             generation.check_client()
             raise
-        generation.launch(service, prompts, job.params, job.arrived_at)
+        await generation.launch(service, prompts, processors, job.arrived_at)
         form = job.make_format(generation, prompts)
         batches = generation.batches()
         if not job.body.stream:
@@ -114,6 +114,17 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
             raise ClientDisconnect
         # From here on the response cleans up, when its last byte is out.
         return EventStream(_events(form, first, batches), cleanup.pop_all().close, job.headers)
+
+
+def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputProcessor]]:
+    """All that the loop need not do itself. Runs in a thread."""
+    prompts = job.prepare(model)
+    processors = [
+        OutputProcessor(model.tokenizer, job.params, prompt.token_ids)
+        for prompt in prompts
+        for _ in prompt.requests
+    ]
+    return prompts, processors
 
 
 def check_size(num_prompts: int, n: int, service: Service) -> None:

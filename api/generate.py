@@ -7,7 +7,8 @@ generation ends (finished, failed, cancelled because the client has gone), `clos
 behind on the engine.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
@@ -16,10 +17,12 @@ from api.metrics import RequestRecord
 from api.output_processor import OutputDelta, OutputProcessor
 from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
-from api.sampling import SamplingParams
 from api.service import Service
 from engine.errors import RequestFailedError, ServerError
 from engine.wire import EngineCoreRequest
+
+_SENT_AT_ONCE = 32
+"""Sequences, of the thousand that a request may have: a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +93,34 @@ class Generation:
         self._is_cancelled = False
         self._n = 1
 
-    def launch(
+    async def launch(
         self,
         service: Service,
         prompts: Sequence[Prompt],
-        params: SamplingParams,
+        processors: Iterable[OutputProcessor],
         arrived_at: float,
     ) -> None:
-        """Send all sequences to the engine.
+        """Send all sequences to the engine; other requests get their turn in between.
+
+        Args:
+            service: with the engine client.
+            prompts: of the request, each with as many continuations.
+            processors: one for each continuation.
+            arrived_at: `time.monotonic()`.
 
         Raises:
-            ClientDisconnect: cancelled meanwhile; nothing was sent.
+            ClientDisconnect: cancelled meanwhile.
             EngineDeadError: an engine core is gone.
         """
-        self.check_client()
-        self._n = params.n
-        for prompt in prompts:
-            for request in prompt.requests:
-                processor = OutputProcessor(service.model.tokenizer, params, prompt.token_ids)
-                record = service.metrics.record(arrived_at)
-                stream = service.client.stream(request, wakeup=self.wakeup, timeline=record)
-                self.choices.append(Choice(len(self.choices), processor, stream, record))
+        self._n = len(prompts[0].requests)
+        requests = [request for prompt in prompts for request in prompt.requests]
+        for index, (request, processor) in enumerate(zip(requests, processors, strict=True)):
+            if index and index % _SENT_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self.check_client()
+            record = service.metrics.record(arrived_at)
+            stream = service.client.stream(request, wakeup=self.wakeup, timeline=record)
+            self.choices.append(Choice(index, processor, stream, record))
 
     async def batches(self) -> AsyncIterator[Batch]:
         """All that is new, whenever something is; ends with the last choice, or when cancelled.

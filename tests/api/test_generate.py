@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from api.generate import Choice, Generation
+from api.generate import Choice, Generation, Prompt
 from api.metrics import Metrics
 from api.output_processor import OutputProcessor
 from api.request_stream import RequestStream
 from api.sampling import SamplingParams
+from api.service import Service
 from api.tokenizer import Tokenizer
 from engine.codec import pack_tokens
 from engine.errors import EngineDeadError, RequestFailedError
 from engine.wire import (
     EngineCoreEvent,
     EngineCoreOutput,
+    EngineCoreRequest,
     EventKind,
     FinishReason,
     OutputDetails,
@@ -107,3 +112,29 @@ def test_failed_sequence_ends_its_siblings(tokenizer: Tokenizer) -> None:
         assert texts == [(1, "" if is_last else "b")]
         assert isinstance(error, RequestFailedError)
         assert running.aborted == ([] if is_last else ["1"])
+
+
+def test_others_get_their_turn_while_many_sequences_are_sent(tokenizer: Tokenizer) -> None:
+    """A request may have a thousand of them."""
+    sent: list[object] = []
+    turns: list[int] = []
+
+    def stream(request: object, **options: Any) -> RequestStream:
+        sent.append(request)
+        return RequestStream("r", lambda _: None, **options)
+
+    async def work() -> None:
+        processor = OutputProcessor(tokenizer, SamplingParams(), [97])
+        prompt = Prompt([97], [cast(EngineCoreRequest, i) for i in range(1000)])
+        service = SimpleNamespace(client=SimpleNamespace(stream=stream), metrics=Metrics("m", 1))
+        launch = asyncio.ensure_future(
+            Generation().launch(cast(Service, service), [prompt], [processor] * 1000, 0.0)
+        )
+        while not launch.done():
+            await asyncio.sleep(0)
+            turns.append(len(sent))
+
+    asyncio.run(work())
+
+    assert turns[-1] == len(sent) == 1000
+    assert max(now - before for before, now in pairwise(turns)) <= 32
