@@ -114,12 +114,11 @@ class MultiprocExecutor:
     # ---------------------------------------------------------------- Executor
 
     def load(self) -> Sequence[WorkerReport]:
-        patience_s = self._start_deadline_s - time.monotonic()
-        reports: list[WorkerReport] = self._call(rpc.load, patience_s)
+        reports: list[WorkerReport] = self._call(rpc.load, self._start_patience_s())
         return reports
 
     def initialize_kv_cache(self, spec: KVCacheSpec) -> None:
-        self._call(rpc.initialize_kv_cache(spec), self._config.executor.start_timeout_s)
+        self._call(rpc.initialize_kv_cache(spec), self._start_patience_s())
 
     def execute(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
         call = rpc.execute_model(plan, self._config.parallel.output_rank)
@@ -209,6 +208,10 @@ class MultiprocExecutor:
             if time.monotonic() > self._start_deadline_s:
                 timeout_s = self._config.executor.start_timeout_s
                 self._fail(ExecutorError(f"no sign within {timeout_s:g} s of {', '.join(missing)}"))
+
+    def _start_patience_s(self) -> float:
+        """What is left of the one deadline for processes, weights and KV cache together."""
+        return self._start_deadline_s - time.monotonic()
 
     def _keep(self, resource: Resource) -> Resource:
         return self._resources.enter_context(contextlib.closing(resource))

@@ -341,14 +341,20 @@ def test_config_error_travels_up_as_its_message(
     assert first_causes(caplog) == []
 
 
-def test_load_that_takes_too_long_names_who_is_missing(folder: Path) -> None:
-    """One rank has loaded, the other one never does."""
-    fault = Fault(1, "load", "hang")
+def make_ready(executor: MultiprocExecutor) -> None:
+    executor.load()
+    executor.initialize_kv_cache(SPEC)
+
+
+@pytest.mark.parametrize("method", ["load", "initialize_kv_cache"])
+def test_a_start_that_takes_too_long_names_who_is_missing(folder: Path, method: str) -> None:
+    """One rank is done, the other one never is: there is one deadline for the whole start."""
+    fault = Fault(1, method, "hang")
     with start(folder, fault, tensor_parallel_size=2) as started:
         started.executor._start_deadline_s = time.monotonic() + 0.5
         with pytest.raises(ExecutorError) as caught:
-            started.executor.load()
-    assert "load has no reply in" in caught.value.cause
+            make_ready(started.executor)
+    assert f"{method} has no reply in" in caught.value.cause
     assert "due from worker DP0_PP0_TP1" in caught.value.cause
     assert "TP0" not in caught.value.cause
 
