@@ -220,7 +220,7 @@ _ENGINE_OPTIONS = [
         "Start and log",
         "--startup-timeout",
         type=float,
-        help="Seconds in which all engines must be ready.",
+        help="Seconds in which all engines must be ready, once the model is here.",
     ),
     _option(
         "Start and log",
