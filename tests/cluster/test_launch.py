@@ -1,4 +1,4 @@
-"""What `cluster/launch.py` hands to whom. That it starts and stops is shown in tests/integration."""
+"""What `cluster/launch.py` hands to whom. That it starts and stops is in tests/integration."""
 
 from cluster import environment, launch
 from cluster.addresses import ipc_folder
