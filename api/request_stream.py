@@ -6,8 +6,6 @@ than the engine gets fewer and larger ones, and no queue builds up behind it.
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -44,11 +42,8 @@ class Wakeup:
 class RequestStream:
     """Outputs of one request, in order, up to the one with a finish reason.
 
-    Read it with `async for`, or with `take` and a `Wakeup` shared by several streams. Closing it
-    before the end aborts the request; so use it as `with stream:` or `async with stream:`.
-
-    Raises:
-        EngineDeadError: the engine core is gone. What came before it is delivered first.
+    Take until there is nothing, then wait for the `Wakeup`, which several streams may share. Close
+    the stream in any case: before its end that aborts the request.
     """
 
     __slots__ = ("_close", "_error", "_waiting", "is_finished", "request_id", "timeline", "wakeup")
@@ -85,7 +80,11 @@ class RequestStream:
     # ----------------------------------------------------------------------- the reader's side
 
     def take(self) -> EngineCoreOutput | None:
-        """Return everything that waits as one output, or None if nothing does."""
+        """Return everything that waits as one output, or None if nothing does.
+
+        Raises:
+            RaywireError: what `fail` was given, once, behind what was waiting.
+        """
         if not self._waiting:
             if self._error is not None and not self.is_finished:
                 self.is_finished = True
@@ -104,42 +103,6 @@ class RequestStream:
             self.is_finished = True
             self._waiting = []
             self._close(self.request_id)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> EngineCoreOutput:
-        while not self.is_finished:
-            output = self.take()
-            if output is not None:
-                return output
-            await self.wakeup.wait()
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def merge(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:

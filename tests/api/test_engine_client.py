@@ -23,8 +23,14 @@ from engine.errors import (
     WireError,
 )
 from engine.sampling_params import SamplingParams
-from engine.wire import EngineCoreOutputs, EngineCoreRequest, FinishReason, OutputType
+from engine.wire import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    OutputType,
+)
 from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
+from tests.helpers.outputs import read
 
 TIMEOUT_S = 20.0
 
@@ -92,8 +98,8 @@ def test_request_goes_out_and_its_tokens_come_back(
 
     async def work() -> list[int]:
         async with connected(addresses) as client:
-            stream = client.stream(make_request())
-            return [t async for output in stream for t in unpack_tokens(output.new_token_ids)]
+            outputs = await read(client.stream(make_request()))
+            return [t for output in outputs for t in unpack_tokens(output.new_token_ids)]
 
     with FakeEngine(addresses) as engine:
         assert run(work()) == [0, 1, 2, 256]
@@ -105,13 +111,13 @@ def test_thousand_requests_lose_no_output(
 ) -> None:
     """The sockets' descriptors signal changes only: everything is read each time."""
 
-    async def read(client: EngineClient, i: int) -> int:
-        stream = client.stream(make_request(f"r{i}"))
-        return sum([len(unpack_tokens(output.new_token_ids)) async for output in stream])
+    async def count(client: EngineClient, i: int) -> int:
+        outputs = await read(client.stream(make_request(f"r{i}")))
+        return sum(len(unpack_tokens(output.new_token_ids)) for output in outputs)
 
     async def work() -> list[int]:
         async with connected(addresses) as client:
-            counts = await asyncio.gather(*(read(client, i) for i in range(1000)))
+            counts = await asyncio.gather(*(count(client, i) for i in range(1000)))
             assert client.num_in_flight == 0
             return counts
 
@@ -126,8 +132,8 @@ def test_large_prompt_travels_beside_the_body(addresses: ClientAddresses) -> Non
         async with connected(addresses) as client:
             big = np.arange(100_000, dtype="<u4")
             request = msgspec.structs.replace(make_request(), prompt_token_ids=big)
-            with client.stream(request):
-                await until(lambda: engine.received)
+            client.stream(request)
+            await until(lambda: engine.received)
 
     with FakeEngine(addresses, endless_answer) as engine:
         run_once(work())
@@ -143,9 +149,9 @@ def test_closing_a_stream_early_aborts_the_request(
 
     async def work() -> None:
         async with connected(addresses) as client:
-            async with client.stream(make_request()) as stream:
-                async for _ in stream:
-                    break
+            stream = client.stream(make_request())
+            await until(stream.take)
+            stream.close()
             assert client.num_in_flight == 0
             await until(lambda: not engine.running)
 
@@ -159,9 +165,9 @@ def test_finished_request_is_not_aborted(addresses: ClientAddresses) -> None:
 
     async def work() -> None:
         async with connected(addresses) as client:
-            async with client.stream(make_request()) as stream:
-                async for _ in stream:
-                    pass
+            stream = client.stream(make_request())
+            await read(stream)
+            stream.close()
             await client.utility("statistics")  # behind whatever might have been sent
 
     with FakeEngine(addresses) as engine:
@@ -182,7 +188,7 @@ def test_last_words_fail_everything_pending_and_later(addresses: ClientAddresses
             pending = client._calls[call_id]
             client.mark_dead(0, "out of memory")
             with pytest.raises(EngineDeadError, match="out of memory"):
-                await anext(stream)
+                await read(stream)
             with pytest.raises(EngineDeadError):
                 await pending
             with pytest.raises(EngineDeadError, match="out of memory"):
@@ -205,8 +211,7 @@ def test_dead_message_is_a_death(addresses: ClientAddresses) -> None:
             await until(lambda: engine.running)
             await asyncio.to_thread(engine.die, "worker 1 was killed")
             with pytest.raises(EngineDeadError, match="worker 1 was killed"):
-                async for _ in stream:
-                    pass
+                await read(stream)
             client.mark_dead(0, "a later cause changes nothing")
             assert client.death is not None
             assert client.death.cause == "worker 1 was killed"
@@ -243,8 +248,7 @@ def test_mark_dead_from_another_thread_wakes_readers(
             stream = client.stream(make_request())
             await asyncio.to_thread(client.mark_dead, 0, "killed by SIGKILL")
             with pytest.raises(EngineDeadError, match="SIGKILL"):
-                async for _ in stream:
-                    pass
+                await read(stream)
 
     with FakeEngine(addresses, endless_answer):
         run(work())
@@ -262,7 +266,7 @@ def test_silent_core_is_a_hung_core(
             await until(lambda: engine.running and client.engines[0].heartbeat)
             engine.is_silent = True
             with pytest.raises(EngineDeadError, match="no heartbeat"):
-                await anext(stream)
+                await read(stream)
             assert client.engines[0].state == "hung"
 
     with FakeEngine(addresses) as engine:
@@ -478,7 +482,7 @@ def test_bad_messages_are_counted_and_dropped(addresses: ClientAddresses) -> Non
                     pusher.send_raw(*frames)
                 await until(lambda: client.num_bad_messages == len(BAD_MESSAGES))
             stream = client.stream(make_request())
-            assert [o.finish_reason async for o in stream][-1] is FinishReason.STOP
+            assert (await read(stream))[-1].finish_reason is FinishReason.STOP
 
     with FakeEngine(addresses):
         run_once(work())
@@ -555,8 +559,7 @@ def test_closing_the_client_fails_what_is_pending(addresses: ClientAddresses) ->
             client.close()
             client.mark_dead(0, "ended by whoever closed the client")
             with pytest.raises(UnavailableError):
-                async for _ in stream:
-                    pass
+                await read(stream)
             assert client.death is None
 
     with FakeEngine(addresses, endless_answer):

@@ -69,20 +69,18 @@ def test_merged_output_keeps_every_detail() -> None:
     assert merged.details.new_logprobs.token_ids.tolist() == [[5, 1], [6, 1]]
 
 
-def test_iteration_ends_with_the_finish_reason() -> None:
-    """And a stream that has ended by itself aborts nothing."""
+def test_stream_that_has_ended_aborts_nothing() -> None:
+    """Closing it after its finish reason was taken has no effect."""
     closed: list[str] = []
     stream = make_stream(closed)
     stream.push(output(1), 0.0)
     stream.push(output(2, finish=FinishReason.LENGTH), 0.0)
 
-    async def read() -> list[EngineCoreOutput]:
-        async with stream:
-            return [each async for each in stream]
+    taken = stream.take()
+    stream.close()
 
-    outputs = asyncio.run(read())
-
-    assert [o.finish_reason for o in outputs] == [FinishReason.LENGTH]
+    assert taken is not None
+    assert (taken.finish_reason, stream.is_finished) == (FinishReason.LENGTH, True)
     assert closed == []
 
 
@@ -91,8 +89,8 @@ def test_closing_early_aborts_once() -> None:
     closed: list[str] = []
     stream = make_stream(closed)
 
-    with stream:
-        stream.close()
+    stream.close()
+    stream.close()
 
     assert closed == ["r"]
 

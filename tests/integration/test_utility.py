@@ -9,6 +9,7 @@ from api.tokenizer import Tokenizer
 from cluster.config import EngineOptions
 from cluster.launch import Engines, start_engines
 from engine.utility import Statistics
+from tests.helpers.outputs import read
 
 
 async def generate(engines: Engines, inputs: InputProcessor, prompt: list[int]) -> int:
@@ -16,7 +17,7 @@ async def generate(engines: Engines, inputs: InputProcessor, prompt: list[int]) 
     params = SamplingParams(temperature=0.0, max_tokens=4)
     [request] = inputs.make_requests(prompt, params)
     num_cached = 0
-    async for output in engines.client.stream(request):
+    for output in await read(engines.client.stream(request)):
         if output.details is not None and output.details.prefill_stats is not None:
             num_cached = output.details.prefill_stats.num_cached_tokens
     return num_cached
