@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.sampling import SamplingParams, check_stop
+from api.sampling import SamplingParams
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, RepetitionDetection, check_range
 
@@ -88,7 +88,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
             raise InvalidRequestError(
                 f"cache_salt has 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
             )
-        check_stop([self.stop] if isinstance(self.stop, str) else self.stop or [])
 
     @property
     def num_choices(self) -> int:

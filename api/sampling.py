@@ -59,7 +59,7 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
                 raise InvalidRequestError(f"{name} must be {kind}, not {value!r:.80}", name)
         super().__post_init__()
         check_range("n", self.n, 1, MAX_N)
-        check_stop(self.stop)
+        _check_stop(self.stop)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.
@@ -82,7 +82,7 @@ def _replace(params: SamplingParams, name: str, value: object) -> None:
     msgspec.structs.force_setattr(params, name, value)
 
 
-def check_stop(stop: Sequence[str]) -> None:
+def _check_stop(stop: Sequence[str]) -> None:
     """Refuse stop strings that are too many, too long or empty, of a request or of a program.
 
     Raises:

@@ -100,10 +100,6 @@ class Tokenizer:
         )
 
     @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens.get("bos_token")
-
-    @property
     def eos_token(self) -> str | None:
         return self.special_tokens.get("eos_token")
 
