@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,13 +36,13 @@ from engine.errors import (
     UnavailableError,
     WireError,
 )
+from engine.fingerprint import differences
 from engine.sockets import make_socket
 from engine.wire import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDead,
     EngineReady,
-    Fingerprint,
     Heartbeat,
     OutputType,
     Phase,
@@ -579,15 +579,3 @@ def _is_current(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-
-
-def differences(ours: Fingerprint, theirs: Fingerprint) -> Sequence[str]:
-    """What differs between two fingerprints, each as `name: this, not that`."""
-    a, b = msgspec.structs.asdict(ours), msgspec.structs.asdict(theirs)
-    a |= {f"package {name}": version for name, version in a.pop("packages").items()}
-    b |= {f"package {name}": version for name, version in b.pop("packages").items()}
-    return [
-        f"{name}: {b.get(name)}, not {a.get(name)}"
-        for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name)
-    ]
