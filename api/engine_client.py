@@ -17,13 +17,14 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import zmq
 
-from api.load_balancer import RankLoad, choose
+from api.engine_handle import EngineHandle
+from api.load_balancer import choose
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
 from engine import utility
@@ -45,7 +46,6 @@ from engine.wire import (
     EngineReady,
     Heartbeat,
     OutputType,
-    Phase,
     RequestType,
     SchedulerStats,
     UtilityOutput,
@@ -67,8 +67,6 @@ to name the cause."""
 _DRAIN_AT_ONCE = 64
 """Messages read before other tasks get their turn."""
 
-EngineState = Literal["starting", "up", "hung", "dead"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClientAddresses:
@@ -79,27 +77,6 @@ class ClientAddresses:
 
     output: str
     """PULL: outputs, heartbeats and last words in."""
-
-
-@dataclass(slots=True)
-class EngineHandle:
-    """What the client knows of one engine core."""
-
-    index: int
-    load: RankLoad = field(default_factory=lambda: RankLoad(is_up=False))
-    identity: bytes | None = None
-    ready: EngineReady | None = None
-    last_seen: float = 0.0
-    """Loop time of its last message."""
-    heartbeat: Heartbeat | None = None
-    state: EngineState = "starting"
-
-    def describe(self) -> str:
-        """Where it was when last heard of, for post-mortems."""
-        if self.heartbeat is None:
-            return "no heartbeat yet"
-        phase = Phase(self.heartbeat.phase).name
-        return f"step {self.heartbeat.step}, {phase} for {self.heartbeat.age_ms / 1000:.1f} s"
 
 
 class EngineClient:

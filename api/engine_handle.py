@@ -1,0 +1,30 @@
+"""What an API server knows of one engine core. Kept by `engine_client`, read by `service`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from api.load_balancer import RankLoad
+from engine.wire import EngineReady, Heartbeat, Phase
+
+EngineState = Literal["starting", "up", "hung", "dead"]
+
+
+@dataclass(slots=True)
+class EngineHandle:
+    """What the client knows of one engine core."""
+
+    index: int
+    load: RankLoad = field(default_factory=lambda: RankLoad(is_up=False))
+    identity: bytes | None = None
+    ready: EngineReady | None = None
+    last_seen: float = 0.0
+    """Loop time of its last message."""
+    heartbeat: Heartbeat | None = None
+    state: EngineState = "starting"
+
+    def describe(self) -> str:
+        """Where it was when last heard of, for post-mortems."""
+        if self.heartbeat is None:
+            return "no heartbeat yet"
+        phase = Phase(self.heartbeat.phase).name
+        return f"step {self.heartbeat.step}, {phase} for {self.heartbeat.age_ms / 1000:.1f} s"
