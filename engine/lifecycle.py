@@ -54,9 +54,11 @@ def die_with_parent(*, at_once: bool) -> None:
     parent = parent_process()
     if parent is None:
         return
-    if at_once and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it died before the call above
+    if sys.platform == "linux":
+        # SIGCONT wakes a process that was stopped, so that its watching thread can act.
+        signum = signal.SIGKILL if at_once else signal.SIGCONT
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
+        if at_once and os.getppid() != parent.pid:  # it died before the call above
             os._exit(1)
     threading.Thread(
         target=_watch,

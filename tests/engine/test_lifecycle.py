@@ -161,6 +161,17 @@ def test_a_child_dies_with_its_killed_parent(at_once: bool) -> None:
     assert log.count("first cause: parent process") == (0 if at_once else 1)
 
 
+def test_a_stopped_child_dies_with_its_parent_too() -> None:
+    """The kernel wakes it, so that its watching thread can act."""
+    command = [sys.executable, "-m", "tests.helpers.parent_of_sleeper", "False"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        child.suspend()
+        parent.kill()
+        child.wait(timeout=5.0)
+
+
 @pytest.mark.parametrize(
     ("exit_code", "words"),
     [
