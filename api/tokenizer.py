@@ -83,6 +83,16 @@ class Tokenizer:
         Raises:
             ConfigError: there is none, or it cannot be read.
         """
+        try:
+            return cls._load(folder)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # JSON of the wrong shape, in any of several files.
+            raise ConfigError(
+                f"the tokenizer files of {folder} cannot be used: {type(error).__name__}: {error}"
+            ) from error
+
+    @classmethod
+    def _load(cls, folder: Path) -> "Tokenizer":
         config = _read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # an old folder
             config |= _read_json(folder / "special_tokens_map.json")

@@ -4,6 +4,7 @@ keyword arguments. `cluster/launch.py` hands each package its own slice.
 Names and meanings are vLLM's wherever it has them. Checking happens here, before anything starts.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -77,8 +78,10 @@ class EngineOptions:
             )
         if self.long_prefill_token_threshold < 0:
             raise ConfigError("--long-prefill-token-threshold must not be negative")
-        if self.startup_timeout <= 0:
-            raise ConfigError("--startup-timeout must be positive")
+        if not 0 < self.startup_timeout < math.inf:
+            raise ConfigError(
+                f"--startup-timeout must be positive seconds, not {self.startup_timeout}"
+            )
         # Each slice checks itself: a mistake shows before a port is bound or a model loaded.
         self.cache_config()
         self.scheduler_config()
@@ -169,8 +172,10 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, not {self.port}")
-        if self.shutdown_timeout < 0:
-            raise ConfigError("--shutdown-timeout must not be negative")
+        if not 0 <= self.shutdown_timeout < math.inf:
+            raise ConfigError(
+                f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
+            )
         if self.topology.data_parallel_size > 1 or self.topology.num_api_servers > 1:
             raise ConfigError(
                 "serving with --data-parallel-size or --api-server-count above 1 comes with the"

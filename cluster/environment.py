@@ -73,13 +73,20 @@ def read(environ: Mapping[str, str]) -> Environment:
             raise ConfigError(f"{name}={text}: {error}") from None
 
     return Environment(
-        cache_dir=get("RAYWIRE_CACHE_DIR", Path, Path("~/.cache/raywire")).expanduser(),
+        cache_dir=get("RAYWIRE_CACHE_DIR", _folder, _folder("~/.cache/raywire")),
         execute_model_timeout_s=get("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", _seconds, 300.0),
         log_level=get("RAYWIRE_LOG_LEVEL", _log_level, None),
         mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
         rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
     )
+
+
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # no such user, or no home
+        raise ValueError(error) from None
 
 
 def warnings(environ: Mapping[str, str]) -> list[str]:

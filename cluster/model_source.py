@@ -51,7 +51,8 @@ def resolve(model: str, *, cache_dir: Path) -> Path:
         ConfigError: it cannot be found, downloaded or converted. One line that says what to do.
     """
     try:
-        return _resolve(model, cache_dir.expanduser())
+        cache_dir.mkdir(parents=True, exist_ok=True)  # helper processes would say it less clearly
+        return _resolve(model, cache_dir)
     except OSError as error:
         raise ConfigError(
             f"cannot prepare model {model} in {cache_dir}: {error}; RAYWIRE_CACHE_DIR names another"

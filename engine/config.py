@@ -62,6 +62,11 @@ class CacheConfig:
             raise ConfigError("--num-gpu-blocks-override must be at least 2")
 
 
+MAX_NUM_SEQS = 1 << 14
+MAX_NUM_BATCHED_TOKENS = 1 << 20
+"""Workers keep buffers for as many: gigabytes at these bounds, and no use beyond them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     max_num_seqs: int = 256
@@ -79,9 +84,12 @@ class SchedulerConfig:
     policy: Policy = "fcfs"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in (
+            ("max_num_seqs", MAX_NUM_SEQS),
+            ("max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS),
+        ):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be from 1 to {most}, not {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs"

@@ -61,6 +61,8 @@ BYTES_PER_TOKEN = 64
 KV_CACHE_BYTES = 16 << 20
 """Unless told otherwise: 262,144 tokens. A million blocks would cost the scheduler real memory."""
 
+MAX_DELAY_S = 3600.0
+
 LEAD = 12.0
 """Logit of the scripted token; the others have between 0 and 1."""
 
@@ -78,6 +80,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.kind != "echo" and not self.token_ids:
             raise ValueError(f"a script of kind {self.kind!r} needs token_ids")
+        for name in ("step_delay_s", "token_delay_s"):
+            if not 0 <= getattr(self, name) <= MAX_DELAY_S:
+                raise ValueError(f"script.{name} must be from 0 to {MAX_DELAY_S:.0f} seconds")
 
 
 class ScriptedConfig(msgspec.Struct, frozen=True):
@@ -89,8 +94,15 @@ class ScriptedConfig(msgspec.Struct, frozen=True):
     script: Script = Script()
 
     def __post_init__(self) -> None:
-        if too_high := [t for t in self.script.token_ids if not 0 <= t < self.vocab_size]:
-            raise ValueError(f"script.token_ids has {too_high[0]}; vocab_size is {self.vocab_size}")
+        for name, most in (("vocab_size", 1 << 20), ("max_position_embeddings", 1 << 24)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from 1 to {most}, not {getattr(self, name)}")
+        for name, token_ids in (
+            ("script.token_ids", self.script.token_ids),
+            ("eos_token_id", [self.end_token_id]),
+        ):
+            if unknown := [t for t in token_ids if not 0 <= t < self.vocab_size]:
+                raise ValueError(f"{name} has {unknown[0]}; vocab_size is {self.vocab_size}")
 
     @property
     def end_token_id(self) -> int:

@@ -66,8 +66,9 @@ def weight_files(folder: Path) -> list[Path]:
 def _model_type(folder: Path) -> str:
     config = read_config(folder)
     model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
-        names = ", ".join(str(name) for name in config.get("architectures") or ()) or "unnamed"
+    if not isinstance(model_type, str) or model_type not in SUPPORTED_MODEL_TYPES:
+        listed = config.get("architectures")
+        names = ", ".join(map(str, listed)) if isinstance(listed, list) and listed else "unnamed"
         raise ConfigError(
             f"model folder {folder} has architecture {model_type!r} ({names}); supported are"
             f" {', '.join(sorted(SUPPORTED_MODEL_TYPES))}"
@@ -77,7 +78,7 @@ def _model_type(folder: Path) -> str:
             f"model folder {folder} is quantised (quantization_config in config.json); only"
             " float32, bfloat16 and float16 weights are loaded"
         )
-    return str(model_type)
+    return model_type
 
 
 def _files_of_index(index: Path) -> list[Path]:

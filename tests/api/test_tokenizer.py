@@ -138,7 +138,9 @@ def set_chat_template(folder: Path, template: object) -> None:
     [
         lambda folder: (folder / "tokenizer.json").write_text("{"),
         lambda folder: (folder / "tokenizer_config.json").write_text("[1]"),
+        lambda folder: (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": 3}'),
         lambda folder: (folder / "generation_config.json").write_text("{,"),
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}'),
         lambda folder: (folder / "tokenizer.json").unlink(),
         lambda folder: (folder / "chat_template.jinja").write_bytes("é".encode("latin-1")),
         lambda folder: set_chat_template(folder, [{"nam": "default", "template": ""}]),

@@ -1,6 +1,7 @@
 """What a user may ask for, and what comes of it."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,12 @@ def test_each_rank_gets_its_number() -> None:
         ({"model": ""}, "no model given"),
         ({"max_model_len": 0}, "--max-model-len must be at least 1"),
         ({"block_size": 24}, "--block-size must be a power of two"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be from 1"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens .* is below"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
         ({"long_prefill_token_threshold": -1}, "--long-prefill-token-threshold"),
         ({"startup_timeout": 0.0}, "--startup-timeout must be positive"),
+        ({"startup_timeout": math.nan}, "--startup-timeout must be positive"),
     ],
 )
 def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: str) -> None:
@@ -67,6 +69,7 @@ def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: 
     [
         ({"port": 65536}, "--port must be from 0 to 65535"),
         ({"shutdown_timeout": -1.0}, "--shutdown-timeout must not be negative"),
+        ({"shutdown_timeout": math.nan}, "--shutdown-timeout must not be negative"),
         ({"engine": EngineOptions(model="m", data_parallel_size=2)}, "next release"),
         ({"api_server_count": 2}, "next release"),
     ],

@@ -43,6 +43,7 @@ def test_values_are_converted() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("RAYWIRE_CACHE_DIR", "~nobody-has-this-name/models"),
         ("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", "soon"),
         ("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", "nan"),
         ("RAYWIRE_LOG_LEVEL", "loud"),

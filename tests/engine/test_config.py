@@ -17,7 +17,7 @@ from engine.errors import ConfigError
         (CacheConfig, {"block_size": 0}, "--block-size"),
         (CacheConfig, {"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes must be positive"),
         (CacheConfig, {"num_gpu_blocks_override": 1}, "at least 2"),
-        (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be from 1"),
         (SchedulerConfig, {"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
         (SchedulerConfig, {"max_num_batched_tokens": 8, "max_num_seqs": 9}, "raise the first or"),
         (ParallelConfig, {"tensor_parallel_size": 0}, "tensor_parallel_size"),
@@ -54,3 +54,10 @@ def test_settings_are_frozen_and_documented() -> None:
     for kind in vars(config).values():
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
+def test_buffers_that_no_machine_has_are_refused(name: str) -> None:
+    """Before a worker tries to allocate them."""
+    with pytest.raises(ConfigError, match=f"{name} must be from 1 to"):
+        SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1, name: 10**9})

@@ -139,6 +139,7 @@ def test_only_the_rank_that_is_told_fails(tmp_path: Path) -> None:
         ({"kind": "cycle", "token_ids": [5, 260]}, "has 260; vocab_size is 260"),
         ({"kind": "echo", "step_delay": 1}, "step_delay"),
         ({"kind": "echo", "step_delay_s": "long"}, "step_delay_s"),
+        ({"kind": "echo", "step_delay_s": -1.0}, "step_delay_s must be from 0"),
     ],
 )
 def test_a_script_that_makes_no_sense_is_refused(
@@ -148,3 +149,23 @@ def test_a_script_that_makes_no_sense_is_refused(
     worker = Worker(worker_config(scripted_folder(tmp_path, **script)), 0, "")
     with pytest.raises(ConfigError, match=message):
         worker.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("vocab_size", 0, "vocab_size must be from 1"),
+        ("vocab_size", 10**12, "vocab_size must be from 1"),
+        ("max_position_embeddings", 0, "max_position_embeddings must be from 1"),
+        ("eos_token_id", 9999, "eos_token_id has 9999"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(
+    tmp_path: Path, name: str, value: int, message: str
+) -> None:
+    """At start, not at the step that would meet it."""
+    folder = scripted_folder(tmp_path, kind="echo")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(ConfigError, match=message):
+        Worker(worker_config(folder), 0, "").load()

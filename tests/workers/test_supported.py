@@ -56,6 +56,8 @@ def add_stray_index(folder: Path) -> None:
         (lambda f: (f / "config.json").write_text("[]"), "does not hold a JSON object"),
         (lambda f: write_folder(f, {"model_type": "bert"}), "'bert'.*supported are gemma3, "),
         (lambda f: write_folder(f, {}), "architecture None"),
+        (lambda f: write_folder(f, {"model_type": ["llama"]}), r"architecture \['llama'\]"),
+        (lambda f: write_folder(f, {"architectures": 3}), "architecture None"),
         (
             lambda f: write_folder(f, {"model_type": "llama", "quantization_config": {}}),
             "is quantised",
