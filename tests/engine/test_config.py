@@ -59,5 +59,6 @@ def test_settings_are_frozen_and_documented() -> None:
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
 def test_buffers_that_no_machine_has_are_refused(name: str) -> None:
     """Before a worker tries to allocate them."""
+    settings: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 1, name: 10**9}
     with pytest.raises(ConfigError, match=f"{name} must be from 1 to"):
-        SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1, name: 10**9})
+        SchedulerConfig(**settings)
