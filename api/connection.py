@@ -9,6 +9,7 @@ and for trailers behind a body.
 """
 
 import asyncio
+import re
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -22,9 +23,13 @@ MAX_CONNECTIONS = 8192
 """Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
 
 
+_UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
 class BoundedConnection(HttpToolsProtocol):
     """A connection from its first byte to its last."""
 
+    _is_before_head = True
     _num_head_bytes = 0
     _head_deadline: asyncio.TimerHandle | None = None
 
@@ -41,6 +46,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_head_bytes += len(data)
+        if self._is_before_head and b"pgrade" in data:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
@@ -61,6 +68,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._start_head_deadline()
 
     def on_headers_complete(self) -> None:
+        self._is_before_head = False
         self._num_head_bytes = 0
         self._stop_head_deadline()
         super().on_headers_complete()
@@ -70,6 +78,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._is_before_head = True
         self._num_head_bytes = 0
         super().on_message_complete()
 
@@ -108,3 +117,14 @@ class BoundedConnection(HttpToolsProtocol):
                 STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body
             )
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Take the offer of another protocol out of a request's head: a server may ignore it (RFC 9110,
+    section 7.8), but the parser, told of one, drops the body. Java's HTTP client offers HTTP/2 with
+    every request.
+
+    NOTE: a head that comes in pieces keeps its offer if the line is not in the first of them.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE_LINE.sub(b"", head + end) + rest

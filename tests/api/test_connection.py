@@ -92,3 +92,16 @@ def test_one_connection_too_many_gets_a_503(
         assert read_all(client).startswith(b"HTTP/1.1 503 ")
 
     assert server.http.get("/live").status_code == 200
+
+
+def test_an_offer_of_http_2_is_ignored(server: HttpServer) -> None:
+    """Java's client makes one with every request; the body counts all the same."""
+    body = b'{"model": "m", "prompt": "abc", "max_tokens": 1}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nconnection: Upgrade, HTTP2-Settings, close\r\n"
+        b"upgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n"
+    )
+    with connect(server) as client:
+        client.sendall(head % len(body) + body)
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
