@@ -167,12 +167,31 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorAddresses:
+    """Where the DP coordinator has bound."""
+
+    request: str
+    """ROUTER: START_DP_WAVE to engine cores, READY from them."""
+
+    output: str
+    """PULL: engine cores' statistics and wave messages, API servers' first requests."""
+
+    publish: str
+    """XPUB: loads and waves, to API servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
     request_addresses: tuple[str, ...]
-    """One ROUTER per API server; the engine core connects a DEALER to each."""
+    """One ROUTER per API server, and the coordinator's last; the engine core connects a DEALER to
+    each."""
 
     output_addresses: tuple[str, ...]
-    """One PULL per API server, in the same order."""
+    """One PULL per API server, and the coordinator's last, in the same order."""
+
+    coordinator_index: int | None = None
+    """The coordinator's place in them: to an engine core it is one more API server, which sends no
+    requests. None without one."""
 
     epoch: int = 0
     """Incarnation of this rank: a restarted rank comes under a new one."""

@@ -1,0 +1,88 @@
+"""The engine cores of one server and their coordinator, wherever they run: what `launch` asks of a
+back end.
+
+    place  -->  (launch binds the wires)  -->  start_coordinator  -->  start  -->  watch  -->  close
+
+`local_engines` runs them as child processes (`--data-parallel-backend mp`), `ray_engines` as actors
+on the nodes of a cluster. API servers are not part of it: they always run where the command does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.config import ResolvedModel
+from engine.config import CoordinatorAddresses, WireConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where engine cores are, seen from the API servers."""
+
+    host: str | None = None
+    """The address of this node on which the wires must be bound for them; None: all of them are
+    local, and the wires are ipc."""
+
+    ranks: tuple[int, ...]
+    """The data-parallel ranks that the API servers speak to."""
+
+
+class EngineGroup(Protocol):
+    """Engine cores that start together, live together and end together.
+
+    Made with a callback `on_death(rank, cause)`, which is called once per dead core from a thread
+    of the group's own; rank None is the coordinator.
+    """
+
+    def place(self) -> Reach:
+        """Decide where every rank runs, and reserve it. Blocks, within its own deadline.
+
+        Raises:
+            ConfigError: they do not fit; the message compares what there is with what is needed.
+        """
+        ...
+
+    def start_coordinator(self, num_api_servers: int) -> CoordinatorAddresses | None:
+        """Start the coordinator and return where it has bound; None where one rank needs none.
+
+        Raises:
+            ServerError: it did not come up.
+        """
+        ...
+
+    def start(
+        self,
+        model: ResolvedModel,
+        wire: WireConfig,
+        allow: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        """Start the engine cores. Returns when they exist, long before they are ready.
+
+        Args:
+            model: what they load; resolved on this node.
+            wire: where they connect, the coordinator last.
+            allow: called with the engine cores' public keys before any of them connects, where the
+                wires are encrypted.
+
+        Raises:
+            ServerError: closed meanwhile, or they could not be started.
+        """
+        ...
+
+    def watch(self) -> None:
+        """Begin to watch. Apart from `start`: with fork, no thread may run before."""
+        ...
+
+    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """End all of them: ask, wait, kill; give back what was reserved. Idempotent.
+
+        Args:
+            patience_s: how long they may take.
+            is_urgent: asked all the time; once true, there is no more waiting.
+        """
+        ...
+
+    @property
+    def exit_codes(self) -> Sequence[int | None]:
+        """Of the engine cores, by rank; None while one runs."""
+        ...
