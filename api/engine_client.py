@@ -1,15 +1,12 @@
 """ZeroMQ client of one or more engine cores, on asyncio. One per API server, and one in `LLM`.
 
 Binds the ROUTER and the PULL of wire 1 (`engine/wire.py`), hands each request's outputs to its
-`RequestStream`, and knows which engine cores are up: they say READY, send heartbeats, and say DEAD;
-whoever watches their processes calls `mark_dead`. It decides nothing about text or HTTP.
+`RequestStream`, and answers UTILITY calls. It decides nothing about text or HTTP. `wire_sockets`
+does the reading and writing; `engine_registry` knows which engine cores are up.
 
-A core that hangs is a dead core: one whose heartbeats stop, or whose step takes longer than any
-step may, is treated like one that has exited. In the default mode the death of one ends the service
-of all: every pending and every later call raises EngineDeadError.
-
-The sockets are plain ones, read when the event loop says that their descriptor has changed: a third
-to a half of what `zmq.asyncio` costs per message (7 and 23 us in bursts, on uvloop).
+An engine core is dead when it says so, when it hangs, or when whoever watches its process calls
+`mark_dead`. In the default mode the death of one ends the service of all: every pending and every
+later call raises EngineDeadError.
 """
 
 import asyncio
@@ -21,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import zmq
 
 from api.engine_handle import EngineHandle
+from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
 from api.load_balancer import choose
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
+from api.wire_sockets import WireSockets
 from engine import utility
 from engine.codec import Decoder, Encoder
 from engine.errors import (
@@ -37,8 +35,6 @@ from engine.errors import (
     UnavailableError,
     WireError,
 )
-from engine.fingerprint import differences
-from engine.sockets import make_socket
 from engine.wire import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -49,23 +45,13 @@ from engine.wire import (
     RequestType,
     SchedulerStats,
     UtilityOutput,
-    unpack_identity,
 )
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_TIMEOUT_S = 10.0
-"""Silence of an engine core after which it counts as hung: ten heartbeats."""
-
-STEP_MARGIN_S = 10.0
-"""A step that is older than its timeout by this much has hung: the executor, which knows the guilty
-worker, had its chance to name it."""
-
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
 to name the cause."""
-_DRAIN_AT_ONCE = 64
-"""Messages read before other tasks get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +85,16 @@ class EngineClient:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         step_timeout_s: float = 300.0,
     ) -> None:
-        self.engines = [EngineHandle(index) for index in range(num_engines)]
-        self.step_limit_s = step_timeout_s + STEP_MARGIN_S
-        """A step that takes longer has hung."""
+        self._registry = EngineRegistry(num_engines, heartbeat_timeout_s, step_timeout_s)
+        self.engines = self._registry.engines
         self.death: EngineDeadError | None = None
         """The first cause, once an engine core is gone for good."""
-        self.num_stale_messages = 0
-        """Messages of incarnations that have been replaced, dropped."""
-        self.num_bad_messages = 0
-        """Messages that broke the protocol, dropped."""
         self.on_stats: Callable[[int, SchedulerStats], None] | None = None
         """Called with each engine core's statistics as they come."""
         self.on_death: Callable[[EngineDeadError], None] | None = None
         """Called once, on the event loop, after all calls have been failed."""
         self._addresses = addresses
         self._client_index = client_index
-        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
         self._streams: dict[str, tuple[RequestStream, EngineHandle]] = {}
@@ -122,7 +102,7 @@ class EngineClient:
         self._next_call_id = 0
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._sockets = WireSockets(self._on_ready, self._on_output)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -137,11 +117,7 @@ class EngineClient:
 
     def bind(self) -> None:
         """Make the ZeroMQ context and bind. After engines were forked, if they are forked."""
-        self._context = zmq.Context(io_threads=1)
-        self._router = make_socket(self._context, zmq.ROUTER)
-        self._pull = make_socket(self._context, zmq.PULL)
-        self._router.bind(self._addresses.request)
-        self._pull.bind(self._addresses.output)
+        self._sockets.bind(self._addresses.request, self._addresses.output)
 
     async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
         """Wait until all engine cores have said READY; what they said, by rank.
@@ -153,7 +129,7 @@ class EngineClient:
         self._attach()
         try:
             async with asyncio.timeout(timeout_s):
-                while missing := [engine for engine in self.engines if engine.ready is None]:
+                while missing := self._registry.missing():
                     self._raise_if_dead()
                     await self._starting.wait()
         except TimeoutError:
@@ -166,38 +142,42 @@ class EngineClient:
     def close(self) -> None:
         """Fail what is pending and close the sockets. Idempotent; deaths are no news after it."""
         with self._lock:  # `mark_dead` from another thread must not meet a half-closed client
-            loop, self._loop, self._is_closed = self._loop, None, True
+            self._loop, self._is_closed = None, True
         if self._watch is not None:
             self._watch.cancel()
-        if self._context is None:
-            return
-        if loop is not None:
-            for socket in (self._router, self._pull):
-                loop.remove_reader(_descriptor(socket))
-        self._fail_all(UnavailableError("the server is shutting down"))
-        for socket in (self._router, self._pull):
-            socket.close(linger=0)
-        self._context.term()
-        self._context = None
+        if self._sockets.is_bound:
+            self._fail_all(UnavailableError("the server is shutting down"))
+            self._sockets.close()
 
     def _attach(self) -> None:
         """Watch the sockets from the running event loop."""
         if self._loop is not None:
             return
-        if self._context is None:
+        if not self._sockets.is_bound:
             self.bind()
         loop = asyncio.get_running_loop()
         with self._lock:
             self._loop = loop
-        loop.add_reader(_descriptor(self._router), self._read_router)
-        loop.add_reader(_descriptor(self._pull), self._read_pull)
-        # The descriptors signal changes only, and one may have been before we looked.
-        loop.call_soon(self._read_router)
-        loop.call_soon(self._read_pull)
+        self._sockets.watch(loop)
         self._checked_at = loop.time()
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
     # --------------------------------------------------------------------------------- calls
+
+    @property
+    def step_limit_s(self) -> float:
+        """A step that takes longer has hung."""
+        return self._registry.step_limit_s
+
+    @property
+    def num_stale_messages(self) -> int:
+        """Messages of incarnations that have been replaced, dropped."""
+        return self._registry.num_stale_messages
+
+    @property
+    def num_bad_messages(self) -> int:
+        """Messages that broke the protocol, dropped."""
+        return self._sockets.num_bad_messages
 
     @property
     def num_in_flight(self) -> int:
@@ -315,102 +295,36 @@ class EngineClient:
         """Send one message. Large arrays are not copied: they must stay as they are until sent."""
         if engine.identity is None:
             raise UnavailableError("no engine core is ready")
-        frames = [engine.identity, kind.value, *self._encoder.encode(message)]
-        try:
-            self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            raise self._on_unreachable(engine) from error
-        # Sending handles the socket's pending commands, after which its descriptor stays silent
-        # about what came in meanwhile.
-        self._read_router()
+        if not self._sockets.send([engine.identity, kind.value, *self._encoder.encode(message)]):
+            raise self._on_unreachable(engine)
 
     def _abort_one(self, request_id: str) -> None:
         self.abort((request_id,))
 
     # ------------------------------------------------------------------------------- incoming
 
-    def _read_router(self) -> None:
-        self._read(self._router, self._on_ready, self._read_router)
-
-    def _read_pull(self) -> None:
-        self._read(self._pull, self._on_output, self._read_pull)
-
-    def _read(
-        self,
-        socket: "zmq.Socket[bytes]",
-        handle: Callable[[list[bytes]], None],
-        again: Callable[[], None],
-    ) -> None:
-        """Read until nothing is left, because the descriptor signals changes only."""
-        if self._loop is None:
-            return
-        for _ in range(_DRAIN_AT_ONCE):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                handle(frames)
-            except WireError as error:
-                self._on_bad_message(error)
-        self._loop.call_soon(again)
-
     def _on_ready(self, frames: list[bytes]) -> None:
         identity, *body = frames
-        index, epoch = unpack_identity(identity)
-        ready = self._decode_ready(body)
-        if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
-            raise WireError(f"READY of rank {ready.engine_index} came from rank {index}")
-        engine = self.engines[index]
-        if engine.ready is not None and engine.ready.epoch >= epoch:
-            self.num_stale_messages += 1
-            return
-        if difference := self._difference_to_others(ready):
-            self._refusal = ConfigError(difference)
+        try:
+            is_news = self._registry.take_ready(identity, self._decode_ready(body), self._now())
+        except ConfigError as difference:
+            self._refusal, is_news = difference, True
+        if is_news:
             self._starting.set()
-            return
-        engine.identity, engine.ready = identity, ready
-        engine.state, engine.load.is_up = "up", True
-        engine.heartbeat = None  # how long it has been loading is no step's age
-        engine.last_seen = self._now()
-        logger.info(
-            "engine core is ready engine_index=%d epoch=%d max_model_len=%d num_gpu_blocks=%d"
-            " kv_cache_size_tokens=%d load_s=%.1f",
-            index,
-            epoch,
-            ready.max_model_len,
-            ready.num_gpu_blocks,
-            ready.kv_cache_size_tokens,
-            ready.load_s,
-        )
-        self._starting.set()
-
-    def _difference_to_others(self, ready: EngineReady) -> str | None:
-        for engine in self.engines:
-            if engine.ready is not None and engine.index != ready.engine_index:
-                parts = differences(engine.ready.fingerprint, ready.fingerprint)
-                if parts:
-                    return (
-                        f"engine core {ready.engine_index} differs from engine core"
-                        f" {engine.index}: {'; '.join(parts)}"
-                    )
-        return None
 
     def _on_output(self, frames: list[bytes]) -> None:
         kind, *body = frames
         if kind == OutputType.OUTPUTS.value:
             self._on_outputs(self._decode_outputs(body))
         elif kind == OutputType.HEARTBEAT.value:
-            self._on_heartbeat(self._decode_heartbeat(body))
+            self._registry.take_heartbeat(self._decode_heartbeat(body), self._now())
         elif kind == OutputType.DEAD.value:
             self._on_dead(self._decode_dead(body))
         else:
             raise WireError(f"unknown output type {kind[:8]!r}")
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        engine = self._sender(outputs.engine_index, outputs.epoch)
+        engine = self._registry.sender(outputs.engine_index, outputs.epoch)
         if engine is None or engine.ready is None:  # READY travels on another socket
             return
         engine.last_seen = self._now()
@@ -431,36 +345,9 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_result(outputs.utility)
 
-    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        engine = self._sender(heartbeat.engine_index, heartbeat.epoch)
-        if engine is not None:  # also while it loads: the start timeout tells where it was
-            engine.last_seen = self._now()
-            engine.heartbeat = heartbeat
-
     def _on_dead(self, dead: EngineDead) -> None:
-        if dead.engine_index >= len(self.engines):
-            raise WireError(f"last words of unknown rank {dead.engine_index}")
-        ready = self.engines[dead.engine_index].ready
-        if ready is not None and ready.epoch != dead.epoch:
-            self.num_stale_messages += 1
-            return
-        self._declare_dead(dead.engine_index, dead.cause)
-
-    def _sender(self, index: int, epoch: int) -> EngineHandle | None:
-        """The engine core a message came from, or None if it is to be dropped."""
-        if index >= len(self.engines):
-            raise WireError(f"a message of unknown rank {index}")
-        engine = self.engines[index]
-        if engine.ready is not None and engine.ready.epoch != epoch:
-            self.num_stale_messages += 1
-            return None
-        return engine
-
-    def _on_bad_message(self, error: WireError) -> None:
-        self.num_bad_messages += 1
-        # Powers of two: a broken peer must not fill the disk.
-        if self.num_bad_messages & (self.num_bad_messages - 1) == 0:
-            logger.warning("dropped a bad message total=%d: %s", self.num_bad_messages, error)
+        if self._registry.take_last_words(dead):
+            self._declare_dead(dead.engine_index, dead.cause)
 
     # ----------------------------------------------------------------------------- life and death
 
@@ -517,37 +404,20 @@ class EngineClient:
         loop = self._loop
         if loop is None:
             return
-        self._read_pull()
-        self._read_router()
+        self._sockets.read_all()
         if self._now() - self._checked_at > 3 * self._watch_interval_s:
             # This process was stopped or starved itself: whatever is silent gets a new chance.
-            for engine in self.engines:
-                engine.last_seen = self._now()
+            self._registry.give_new_chance(self._now())
         self._checked_at = self._now()
         for engine in self.engines:
-            if (cause := self._why_hung(engine)) and self.death is None:
+            if (cause := self._registry.why_hung(engine, self._now())) and self.death is None:
                 engine.state = "hung"
                 self._declare_dead(engine.index, cause, is_first=True)
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
-    def _why_hung(self, engine: EngineHandle) -> str | None:
-        if engine.ready is None:
-            return None
-        silence_s = self._now() - engine.last_seen
-        if silence_s > self._heartbeat_timeout_s:
-            return f"hung: no heartbeat for {silence_s:.1f} s; last seen in {engine.describe()}"
-        if engine.heartbeat and engine.heartbeat.age_ms > self.step_limit_s * 1000:
-            return f"hung: no progress; last seen in {engine.describe()}"
-        return None
-
     def _now(self) -> float:
         assert self._loop is not None
         return self._loop.time()
-
-
-def _descriptor(socket: "zmq.Socket[bytes]") -> int:
-    """What the event loop watches. It signals changes, not states."""
-    return int(socket.getsockopt(zmq.FD))
 
 
 def _is_current(loop: asyncio.AbstractEventLoop) -> bool:

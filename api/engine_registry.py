@@ -1,0 +1,130 @@
+"""Which engine cores there are, and whether each is up, as an API server hears it. Pure: messages
+and times in, judgements out.
+
+They say READY and then send heartbeats, and both carry the epoch of the incarnation that speaks. A
+core that hangs is a dead core: one whose heartbeats stop, or whose step takes longer than any step
+may. Used by `engine_client`, which acts on it.
+"""
+
+import logging
+
+from api.engine_handle import EngineHandle
+from engine.errors import ConfigError, WireError
+from engine.fingerprint import differences
+from engine.wire import EngineDead, EngineReady, Heartbeat, unpack_identity
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_TIMEOUT_S = 10.0
+"""Silence of an engine core after which it counts as hung: ten heartbeats."""
+
+STEP_MARGIN_S = 10.0
+"""A step that is older than its timeout by this much has hung: the executor, which knows the guilty
+worker, had its chance to name it."""
+
+
+class EngineRegistry:
+    """The engine cores of one server. Times are of any one clock that does not jump.
+
+    Args:
+        num_engines: data-parallel size.
+        heartbeat_timeout_s: silence after which an engine core counts as hung.
+        step_timeout_s: the executors' own limit of a step.
+    """
+
+    def __init__(
+        self,
+        num_engines: int,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        step_timeout_s: float = 300.0,
+    ) -> None:
+        self.engines = [EngineHandle(index) for index in range(num_engines)]
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        self.step_limit_s = step_timeout_s + STEP_MARGIN_S
+        self.num_stale_messages = 0
+        """Messages of incarnations that have been replaced, dropped."""
+
+    def missing(self) -> list[EngineHandle]:
+        """Those that have not said READY."""
+        return [engine for engine in self.engines if engine.ready is None]
+
+    def take_ready(self, identity: bytes, ready: EngineReady, now: float) -> bool:
+        """Take note of a core that is ready. Returns False where that is no news.
+
+        Raises:
+            WireError: it is not who it says.
+            ConfigError: it differs from the others; the difference is spelled out.
+        """
+        index, epoch = unpack_identity(identity)
+        if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
+            raise WireError(f"READY of rank {ready.engine_index} came from rank {index}")
+        engine = self.engines[index]
+        if engine.ready is not None and engine.ready.epoch >= epoch:
+            self.num_stale_messages += 1
+            return False
+        if difference := self._difference_to_others(ready):
+            raise ConfigError(difference)
+        engine.identity, engine.ready = identity, ready
+        engine.state, engine.load.is_up = "up", True
+        engine.heartbeat = None  # how long it has been loading is no step's age
+        engine.last_seen = now
+        logger.info(
+            "engine core is ready engine_index=%d epoch=%d max_model_len=%d num_gpu_blocks=%d"
+            " kv_cache_size_tokens=%d load_s=%.1f",
+            index,
+            epoch,
+            ready.max_model_len,
+            ready.num_gpu_blocks,
+            ready.kv_cache_size_tokens,
+            ready.load_s,
+        )
+        return True
+
+    def take_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Also while a core loads: the start timeout tells where it was."""
+        engine = self.sender(heartbeat.engine_index, heartbeat.epoch)
+        if engine is not None:
+            engine.last_seen = now
+            engine.heartbeat = heartbeat
+
+    def take_last_words(self, dead: EngineDead) -> bool:
+        """Whether they are of the incarnation that serves."""
+        if dead.engine_index >= len(self.engines):
+            raise WireError(f"last words of unknown rank {dead.engine_index}")
+        return self.sender(dead.engine_index, dead.epoch) is not None
+
+    def sender(self, index: int, epoch: int) -> EngineHandle | None:
+        """The engine core a message came from, or None if it is to be dropped."""
+        if index >= len(self.engines):
+            raise WireError(f"a message of unknown rank {index}")
+        engine = self.engines[index]
+        if engine.ready is not None and engine.ready.epoch != epoch:
+            self.num_stale_messages += 1
+            return None
+        return engine
+
+    def give_new_chance(self, now: float) -> None:
+        """Whoever listens was stopped or starved itself: nobody's silence counts so far."""
+        for engine in self.engines:
+            engine.last_seen = now
+
+    def why_hung(self, engine: EngineHandle, now: float) -> str | None:
+        if engine.ready is None:
+            return None
+        silence_s = now - engine.last_seen
+        if silence_s > self.heartbeat_timeout_s:
+            return f"hung: no heartbeat for {silence_s:.1f} s; last seen in {engine.describe()}"
+        if engine.heartbeat and engine.heartbeat.age_ms > self.step_limit_s * 1000:
+            return f"hung: no progress; last seen in {engine.describe()}"
+        return None
+
+    def _difference_to_others(self, ready: EngineReady) -> str | None:
+        for engine in self.engines:
+            if engine.ready is not None and engine.index != ready.engine_index:
+                parts = differences(engine.ready.fingerprint, ready.fingerprint)
+                if parts:
+                    return (
+                        f"engine core {ready.engine_index} differs from engine core"
+                        f" {engine.index}: {'; '.join(parts)}"
+                    )
+        return None
