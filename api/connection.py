@@ -10,8 +10,13 @@ and for trailers behind a body.
 
 import asyncio
 import re
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from api import errors
 from api.errors import Failure
@@ -22,7 +27,6 @@ HEAD_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 8192
 """Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
 
-
 _UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
 
@@ -32,6 +36,8 @@ class BoundedConnection(HttpToolsProtocol):
     _is_before_head = True
     _num_head_bytes = 0
     _head_deadline: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """What is being answered. `cycle` is the request that came last, which may have to wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +48,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_deadline()
+        self._abandon_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -104,13 +111,28 @@ class BoundedConnection(HttpToolsProtocol):
                 )
             )
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _is_responding(self) -> bool:
-        cycle = self.cycle
+        cycle = self._running
         return cycle is not None and cycle.response_started and not cycle.response_complete
+
+    def _abandon_requests(self) -> None:
+        """Nobody waits for their answers any more: routes hear that the client has gone, and what
+        they still send goes nowhere. uvicorn does so for the request that came last only."""
+        self.pipeline.clear()
+        for cycle in (self._running, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _refuse(self, failure: Failure) -> None:
         """Answer without looking further, and close."""
-        if not self._is_responding():
+        is_responding = self._is_responding()
+        self._abandon_requests()
+        if not is_responding:
             body = failure.body
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(

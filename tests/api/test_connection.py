@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from api import connection
+from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving
 
 TIMEOUT_S = 20.0
@@ -105,3 +106,58 @@ def test_an_offer_of_http_2_is_ignored(server: HttpServer) -> None:
     with connect(server) as client:
         client.sendall(head % len(body) + body)
         assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
+STREAM = b'{"model": "m", "prompt": "abc", "max_tokens": 900, "stream": true}'
+SLOWLY = {"step_s": 0.05}
+"""900 tokens would take longer than any test waits."""
+
+
+def completion(body: bytes, version: bytes = b"1.1") -> bytes:
+    return (
+        b"POST /v1/completions HTTP/%b\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % (version, len(body)) + body
+    )
+
+
+@pytest.mark.parametrize("queued", [b"", b"GET /live HTTP/1.1\r\n\r\n"])
+def test_rubbish_behind_a_running_stream_ends_it_quietly(
+    queued: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream is cut, not mixed with an answer to the rubbish; its request is aborted; and
+    there is no traceback. Whether or not another request waits between the two."""
+    with serving(endless_answer, engine_options=SLOWLY) as server, connect(server) as client:
+        client.sendall(completion(STREAM))
+        begin = client.recv(1 << 16)
+        client.sendall(queued + b"\x16\x03\x01 hello\r\n\r\n")
+        answer = begin + read_all(client)
+        server.wait_idle()
+
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+
+
+def test_rubbish_right_behind_a_request_is_answered_quietly(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with a 400: the request before it finds its connection closed, without a traceback."""
+    with connect(server) as client:
+        client.sendall(b"GET /live HTTP/1.1\r\n\r\n\x16\x03\x01 hello\r\n\r\n")
+        answer = read_all(client)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+
+
+def test_a_client_that_leaves_aborts_what_runs_though_another_request_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not only the request that came last."""
+    with serving(endless_answer, engine_options=SLOWLY) as server:
+        with connect(server) as client:
+            client.sendall(completion(STREAM) + b"GET /live HTTP/1.1\r\n\r\n")
+            client.recv(1 << 16)
+        server.wait_idle()
+
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
