@@ -9,7 +9,9 @@ and for trailers behind a body.
 """
 
 import asyncio
+import logging
 import re
+from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -21,11 +23,16 @@ from uvicorn.protocols.http.httptools_impl import (
 from api import errors
 from api.errors import Failure
 
+logger = logging.getLogger(__name__)
+
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 60.0
 """From the first byte of a request, or the connection, to the end of its header lines."""
 MAX_CONNECTIONS = 8192
 """Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
+
+_num_refused: Counter[int] = Counter()
+"""Connections that were refused so far, by status."""
 
 _UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
@@ -130,6 +137,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, failure: Failure) -> None:
         """Answer without looking further, and close."""
+        self._log_refusal(failure)
         is_responding = self._is_responding()
         self._abandon_requests()
         if not is_responding:
@@ -139,6 +147,19 @@ class BoundedConnection(HttpToolsProtocol):
                 STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body
             )
         self.transport.close()
+
+    def _log_refusal(self, failure: Failure) -> None:
+        _num_refused[failure.status] += 1
+        count = _num_refused[failure.status]
+        # At 1, 2, 4, 8, …: whoever sends rubbish must not fill the disk.
+        if count & (count - 1) == 0:
+            logger.warning(
+                "refused a connection status=%d num_refused=%d client=%s: %s",
+                failure.status,
+                count,
+                self.client and self.client[0],
+                failure.details.message,
+            )
 
 
 def _without_upgrade(data: bytes) -> bytes:

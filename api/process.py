@@ -89,7 +89,8 @@ async def _serve(
     start: Callable[[], Path],
     stop: StopFlag,
 ) -> int:
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # what it does, we log
+    # What it does, and what connections do to it, we log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(config, client)
     server = _Server(app.build(service))
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")

@@ -1,6 +1,8 @@
 """What a connection may have us keep before any route looks at it."""
 
+import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -161,3 +163,17 @@ def test_a_client_that_leaves_aborts_what_runs_though_another_request_waits(
         server.wait_idle()
 
     assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+
+
+def test_rubbish_does_not_fill_the_log(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lines get rarer the more there is: 1, 2, 4, 8, …"""
+    monkeypatch.setattr(connection, "_num_refused", Counter())
+    for _ in range(20):
+        with connect(server) as client:
+            client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+            read_all(client)
+
+    counts = [re.search(r"num_refused=(\d+)", record.getMessage()) for record in caplog.records]
+    assert [found and found[1] for found in counts] == ["1", "2", "4", "8", "16"]
