@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -120,6 +121,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _is_responding(self) -> bool:
@@ -160,6 +163,32 @@ class BoundedConnection(HttpToolsProtocol):
                 self.client and self.client[0],
                 failure.details.message,
             )
+
+
+class _Unchunked:
+    """An application for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends
+    with the connection."""
+
+    def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_of_unknown_length = False
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal is_of_unknown_length
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                is_of_unknown_length = b"content-length" not in names
+                if is_of_unknown_length:
+                    self._cycle.chunked_encoding = False
+            elif is_of_unknown_length:
+                # uvicorn compares with what a header has promised, and none has.
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_unchunked)
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -177,3 +177,24 @@ def test_rubbish_does_not_fill_the_log(
 
     counts = [re.search(r"num_refused=(\d+)", record.getMessage()) for record in caplog.records]
     assert [found and found[1] for found in counts] == ["1", "2", "4", "8", "16"]
+
+
+def test_a_stream_over_http_1_0_has_no_chunks(server: HttpServer) -> None:
+    """That version knows none: the events come as they are, and the connection's end is theirs."""
+    with connect(server) as client:
+        client.sendall(completion(STREAM, b"1.0"))
+        head, _, body = read_all(client).partition(b"\r\n\r\n")
+
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert body.startswith(b"data: ")
+    assert body.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+def test_an_answer_over_http_1_0_keeps_its_length(server: HttpServer) -> None:
+    """As over 1.1."""
+    with connect(server) as client:
+        client.sendall(completion(STREAM.replace(b"true", b"false"), b"1.0"))
+        head, _, body = read_all(client).partition(b"\r\n\r\n")
+
+    assert b"content-length: %d" % len(body) in head.lower()
