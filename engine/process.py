@@ -159,6 +159,7 @@ class EngineProcess:
             load_s=time.monotonic() - self._began,
             weights_s=core.weights_s,
             kv_cache_s=core.kv_cache_s,
+            has_prefix_cache=self._config.cache.enable_prefix_caching,
         )
         logger.info(
             "engine ready num_gpu_blocks=%d max_model_len=%d load_s=%.1f",

@@ -207,6 +207,8 @@ class EngineReady(Message, frozen=True):
     """Of which the slowest worker spent this on loading weights,"""
     kv_cache_s: Seconds = 0.0
     """and all of them this on allocating the KV cache and warming up."""
+    has_prefix_cache: bool = True
+    """Whether it finds earlier prompts' blocks again (`--enable-prefix-caching`)."""
 
 
 class Logprobs(Message, frozen=True):

@@ -151,9 +151,10 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
             2.5,
             1.5,
             0.5,
+            False,
         ),
-        "9d0001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174cb4004000000000000"
-        "cb3ff8000000000000cb3fe0000000000000",
+        "9e0001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174cb4004000000000000"
+        "cb3ff8000000000000cb3fe0000000000000c2",
     ),
     (
         LOGPROBS,
