@@ -1,9 +1,13 @@
-"""Wire 1: every message between API servers and engine cores.
+"""Wire 1: every message between API servers, engine cores and the DP coordinator.
 
     API server                                     engine core
     ROUTER binds   --[identity][type][body][arrays…]-->   DEALER connects
     ROUTER         <--[READY body]----------------------  DEALER, first frame on each
     PULL binds     <--[type][body][arrays…]-------------  PUSH connects
+
+    coordinator, to engine cores one more API server      API server
+    XPUB binds     --[LOADS][body]---------------------->   SUB connects
+    PULL binds     <--[FIRST_REQUEST][body]--------------   PUSH connects
 
 Bodies are msgpack arrays: position is the protocol. New fields go last, and a shorter array from an
 older peer decodes to the defaults. Token ids travel as little-endian u32 buffers, never as lists;
@@ -30,6 +34,8 @@ RequestIds = Annotated[list[RequestId], msgspec.Meta(max_length=1 << 16)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=(1 << 16) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Counts = Annotated[list[Count], msgspec.Meta(max_length=1 << 16)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -64,6 +70,14 @@ class OutputType(bytes, enum.Enum):
     OUTPUTS = b"\x00"
     HEARTBEAT = b"\x01"
     DEAD = b"\x02"
+
+
+class CoordinatorType(bytes, enum.Enum):
+    """Type byte of a message between API servers and coordinator. The values go on from
+    OutputType's: what engine cores send comes to the same PULL."""
+
+    FIRST_REQUEST = b"\x03"
+    LOADS = b"\x04"
 
 
 class FinishReason(enum.IntEnum):
@@ -282,7 +296,7 @@ class SchedulerStats(Message, frozen=True):
 
     num_waiting: Count
     num_running: Count
-    kv_cache_usage: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    kv_cache_usage: Share
     """Share of blocks that requests hold, 0 to 1."""
     num_steps: Count = 0
     num_preemptions: Count = 0
@@ -295,6 +309,9 @@ class SchedulerStats(Message, frozen=True):
     num_generation_tokens: Count = 0
     num_dropped_messages: Count = 0
     """Messages from sockets that broke the protocol."""
+    num_by_client: Counts = []
+    """Requests that wait or run, by client index: an API server knows its own better. Clients that
+    have none may be missing at the end."""
 
 
 NIL = msgspec.Raw(b"\xc0")
@@ -358,6 +375,41 @@ class EngineDead(Message, frozen=True):
     engine_index: Rank
     epoch: Epoch
     cause: Cause
+
+
+# -------------------------------------------------------------- between API servers and coordinator
+
+
+class EngineLoad(Message, frozen=True):
+    """What one rank has to do, as it said last. The fields are those of SchedulerStats."""
+
+    engine_index: Rank
+    epoch: Epoch
+    num_waiting: Count
+    num_running: Count
+    kv_cache_usage: Share
+    num_by_client: Counts = []
+
+
+class LoadReport(Message, frozen=True):
+    """LOADS: the whole of what the coordinator knows, so that a lost one does no harm."""
+
+    loads: Annotated[list[EngineLoad], msgspec.Meta(max_length=1 << 16)]
+    """Of the ranks that are there, in their order."""
+    wave: Count = 0
+    """The wave under way, or the next one."""
+    is_running: bool = False
+    """Whether it is under way."""
+
+
+class FirstRequest(Message, frozen=True):
+    """FIRST_REQUEST: an API server has sent a request though all ranks pause, as far as it knows.
+    Only to lock-step ranks, where the others must begin to step as well."""
+
+    engine_index: Rank
+    """Who got the request."""
+    wave: Count
+    """What the API server takes for the next wave."""
 
 
 _IDENTITY = struct.Struct("<HI")

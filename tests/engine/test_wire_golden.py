@@ -10,16 +10,20 @@ from engine.codec import Decoder, Encoder, pack_tokens
 from engine.errors import WireError
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.wire import (
+    CoordinatorType,
     EngineCoreEvent,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDead,
+    EngineLoad,
     EngineReady,
     EventKind,
     Fingerprint,
     FinishReason,
+    FirstRequest,
     Heartbeat,
+    LoadReport,
     Logprobs,
     LoRARequest,
     Message,
@@ -43,7 +47,7 @@ def u32(*values: int) -> np.ndarray:
 
 
 LOGPROBS = Logprobs(u32(7, 9).reshape(1, 2), np.asarray([[-0.5, -1.5]], dtype="<f4"), u32(1))
-STATS = SchedulerStats(1, 2, 0.25, 3, 4, 5, 6, 7, 8, 9)
+STATS = SchedulerStats(1, 2, 0.25, 3, 4, 5, 6, 7, 8, 9, [2, 0, 1])
 OUTPUT = EngineCoreOutput(
     "r",
     pack_tokens([7]),
@@ -171,15 +175,15 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
         "08000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff80000000000009202cb40"
         "04000000000000920302a56361757365",
     ),
-    (STATS, "9a0102cb3fd000000000000003040506070809"),
+    (STATS, "9b0102cb3fd00000000000000304050607080993020001"),
     (UtilityOutput(9, None, msgspec.Raw(b"\xc3")), "9309c0c3"),
     (UtilityOutput(9, "no"), "9309a26e6fc0"),
     (
         EngineCoreOutputs(0, 1, [OUTPUT], STATS, 2.5, UtilityOutput(9), ["r"], 1, 2),
         "9900019195a172c404070000000002969393a33c7534920102c408070000000900000093a33c6634"
         "920102c408000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff8000000000000"
-        "9202cb4004000000000000920302a563617573659a0102cb3fd000000000000003040506070809cb"
-        "40040000000000009309c0c091a1720102",
+        "9202cb4004000000000000920302a563617573659b0102cb3fd000000000000003040506070809"
+        "93020001cb40040000000000009309c0c091a1720102",
     ),
     (EngineCoreOutputs(0, 1), "99000190c0cb0000000000000000c0c0c0c0"),
     (Heartbeat(0, 1, 2, 3, Phase.EXECUTE), "950001020303"),
@@ -187,6 +191,13 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
         EngineDead("ENGINE_CORE_DEAD", 0, 1, "cause"),
         "94b0454e47494e455f434f52455f444541440001a56361757365",
     ),
+    (EngineLoad(2, 1, 3, 4, 0.5, [5, 2]), "9602010304cb3fe0000000000000920502"),
+    (
+        LoadReport([EngineLoad(0, 1, 0, 0, 0.0)], 7, True),
+        "93919600010000cb00000000000000009007c3",
+    ),
+    (LoadReport([]), "939000c2"),
+    (FirstRequest(1, 7), "920107"),
 ]
 
 TYPE_BYTES = {
@@ -199,6 +210,8 @@ TYPE_BYTES = {
     OutputType.OUTPUTS: "00",
     OutputType.HEARTBEAT: "01",
     OutputType.DEAD: "02",
+    CoordinatorType.FIRST_REQUEST: "03",
+    CoordinatorType.LOADS: "04",
 }
 
 
@@ -225,7 +238,8 @@ def test_every_message_of_the_wire_has_golden_bytes() -> None:
 
 def test_type_bytes_and_enumerations_are_frozen() -> None:
     """Type bytes and the integers of the enumerations are protocol."""
-    assert {kind: kind.value.hex() for kind in (*RequestType, *OutputType)} == TYPE_BYTES
+    kinds = (*RequestType, *OutputType, *CoordinatorType)
+    assert {kind: kind.value.hex() for kind in kinds} == TYPE_BYTES
     assert [reason.word for reason in FinishReason] == [
         "stop",
         "length",
@@ -271,6 +285,8 @@ def test_identity_is_rank_and_epoch_in_little_endian() -> None:
         (EngineCoreOutput, 2),
         (EngineCoreOutputs, 2),
         (SchedulerStats, 3),
+        (EngineLoad, 5),
+        (LoadReport, 1),
         (SamplingParams, 0),
     ],
 )
