@@ -116,7 +116,7 @@ class LLM:
         # Here and not at the top: `cluster` imports this package, and this is the one import the
         # other way (import-linter knows).
         from cluster.config import EngineOptions
-        from cluster.launch import start_engines
+        from cluster.library import start_engines
 
         options = EngineOptions(
             model=model,

@@ -1,40 +1,36 @@
-"""Start order, readiness and stop order of a server on this node, and of an `LLM` object.
+"""Start order, readiness and stop order of a server: what `raywire serve` does.
 
-    command                                  library (`api/llm.py`)
-    1. take the HTTP port                    1. the model becomes a local folder
-    2. answer on it (503, but for /live)     2. folder for the ipc sockets
-    3. bind the ipc sockets                  3. fork (or spawn) the engine cores
-    4. the model becomes a local folder      4. bind the ipc sockets
-    5. spawn the engine cores                5. all cores say READY
+    1. take the HTTP port
+    2. answer on it (503, but for /live)
+    3. bind the ipc sockets
+    4. the model becomes a local folder
+    5. spawn the engine cores
     6. all cores say READY; serve
 
 Stopping goes the other way: no new requests, running ones end, client, engine cores (which end
-their workers), folder.
+their workers), folder. `library` does the same for an `LLM` object.
 """
 
 import logging
-import multiprocessing
 import os
 import socket
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.process import run as run_api_server
-from cluster import environment, start_method
-from cluster.addresses import IpcFolder, ipc_base, ipc_folder, sweep
-from cluster.config import EngineOptions, ResolvedModel, ServeConfig
+from cluster.addresses import IpcFolder, ipc_folder, sweep
+from cluster.config import ResolvedModel, ServeConfig
 from cluster.environment import Environment
 from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
-from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, RaywireError
-from engine.lifecycle import here_only, set_title, stop_on_signals
+from engine.errors import EXIT_CONFIG, ConfigError
+from engine.lifecycle import set_title, stop_on_signals
 from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
@@ -42,19 +38,6 @@ logger = logging.getLogger(__name__)
 _EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
-
-_EXIT_CODE_S = 15.0
-"""How long an engine core that has said why it ends may take to end its workers."""
-
-EXIT_UNGUARDED = 78
-"""What a spawned child exits with when the script that it imports makes an LLM at import."""
-
-GUARD_ADVICE = """\
-the engine's processes import this script again, and it makes an LLM when it is imported; put that
-under a guard:
-
-    if __name__ == "__main__":
-        llm = LLM(...)"""
 
 
 def resolve_model(model: str, variables: Environment) -> ResolvedModel:
@@ -65,9 +48,6 @@ def resolve_model(model: str, variables: Environment) -> ResolvedModel:
     """
     folder = resolve(model, cache_dir=variables.cache_dir)
     return ResolvedModel(name=model, path=folder, model_type=check_model_folder(folder))
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 def serve(config: ServeConfig, http_socket: socket.socket) -> int:
@@ -97,6 +77,13 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
         def start() -> Path:
             model = resolve_model(config.engine.model, config.environment)
             waterfall.mark("resolve")
+            # The port is taken long since. Said only now: above an error of the model, the line
+            # would read as a success.
+            logger.info(
+                "listening on %s port %d; requests get 503 until the model is loaded",
+                config.host,
+                http_socket.getsockname()[1],
+            )
             configs = config.engine.engine_configs(
                 model, folder.wire_config(), config.environment, config.log_level
             )
@@ -110,7 +97,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
         try:
             code = run_api_server(_api_config(config), http_socket, client, start, stop)
         finally:
-            supervisor.close(_patience_s(client), is_urgent=lambda: stop.count > 1)
+            supervisor.close(patience_s(client), is_urgent=lambda: stop.count > 1)
             sweep(folder.path.parent)  # a core that had to be killed may have left its own
     if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
         raise ConfigError(client.death.cause)
@@ -140,7 +127,7 @@ def num_available_vcpus() -> int:
         return count
 
 
-def _patience_s(client: EngineClient) -> float:
+def patience_s(client: EngineClient) -> float:
     """How long engine cores may take to end. One that loads has workers deep in an import or a
     file, which are not waited for: they die with it. One that hangs will not hear us."""
     is_deaf = any(engine.ready is None or engine.state == "hung" for engine in client.engines)
@@ -181,85 +168,3 @@ def make_client(folder: IpcFolder, num_engines: int, variables: Environment) -> 
         num_engines,
         step_timeout_s=variables.execute_model_timeout_s,
     )
-
-
-# ------------------------------------------------------------------------------------ the library
-
-
-class Engines:
-    """The engine cores of one `LLM` object, and the client that speaks to them, not yet bound.
-
-    Made by `start_engines`. They end with `close`, with the garbage collection of this object, with
-    the interpreter, and with the process, however that dies; a fork of it leaves them alone.
-    """
-
-    def __init__(
-        self, options: EngineOptions, variables: Environment, model: ResolvedModel
-    ) -> None:
-        self.model = model
-        folder = IpcFolder(variables.rpc_base_path)
-        self.client = make_client(folder, options.data_parallel_size, variables)
-        client = self.client
-        self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
-        self._folder = folder
-        end = here_only(_end_engines)
-        self.close = weakref.finalize(self, end, self._supervisor, client, folder)
-        """End everything: ask, wait, kill. Idempotent."""
-
-        configs = options.engine_configs(
-            model,
-            folder.wire_config(),
-            variables,
-            options.log_level or variables.log_level or "WARNING",
-        )
-        method, warning = start_method.choose(
-            start_method.observe(), variables.worker_multiproc_method
-        )
-        if warning is not None:
-            logger.warning("%s", warning)
-        self._supervisor.start(configs, method)
-        self._supervisor.watch()
-
-    def connected(self) -> None:
-        """All engine cores are ready: nobody needs the names of the ipc sockets any more."""
-        self._folder.remove()
-
-    def explain(self, death: EngineDeadError) -> RaywireError:
-        """What the user should read of a death: a mistake of his as such, without its way up."""
-        # A core's last words come before its exit code: it ends its workers in between.
-        deadline = time.monotonic() + _EXIT_CODE_S
-        while None in self._supervisor.exit_codes and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if EXIT_CONFIG in self._supervisor.exit_codes:
-            return ConfigError(death.cause)
-        if EXIT_UNGUARDED in self._supervisor.exit_codes:
-            return ConfigError(GUARD_ADVICE)
-        return death
-
-
-def start_engines(options: EngineOptions) -> Engines:
-    """Resolve the model and start its engine cores. Returns when they exist, before they are ready.
-
-    Forks unless that is unsafe, so call it before there is any ZeroMQ context. In a child process
-    that imports an unguarded script, this is where it ends.
-
-    Raises:
-        ConfigError: the options, the environment or the model cannot work.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A spawned child is importing its parent's script: an LLM made here would start a second
-        # engine. The parent sees the exit code and tells the user what to add.
-        sys.exit(EXIT_UNGUARDED)
-    if options.data_parallel_size > 1:
-        raise ConfigError("LLM drives one engine: data_parallel_size must be 1")
-    variables = environment.read(os.environ)
-    for warning in environment.warnings(os.environ):
-        logger.warning("%s", warning)
-    sweep(ipc_base(variables.rpc_base_path))
-    return Engines(options, variables, resolve_model(options.model, variables))
-
-
-def _end_engines(supervisor: Supervisor, client: EngineClient, folder: IpcFolder) -> None:
-    supervisor.close(_patience_s(client))
-    folder.remove()
-    sweep(folder.path.parent)  # a core that had to be killed may have left its own

@@ -7,7 +7,7 @@ from api.input_processor import InputProcessor
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 from cluster.config import EngineOptions
-from cluster.launch import Engines, start_engines
+from cluster.library import Engines, start_engines
 from engine.utility import Statistics
 from tests.helpers.outputs import read
 
