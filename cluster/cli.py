@@ -68,6 +68,20 @@ class HumanInt(click.ParamType[int | Literal["auto"]]):
             self.fail(f"{text!r} is not an integer (8192, 8K, 8.2k){hint}", param, ctx)
 
 
+class PortRange(click.ParamType[tuple[int, int]]):
+    """Two ports: `29500-29599`."""
+
+    name = "first-last"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        first, dash, last = str(value).partition("-")
+        if not (dash and first.strip().isdecimal() and last.strip().isdecimal()):
+            self.fail(f"{value!r} is not a range of ports (29500-29599)", param, ctx)
+        return int(first), int(last)
+
+
 # ---------------------------------------------------------------------------------------- options
 
 # Defaults live in the settings, once; `is_json` and the like have none there.
@@ -104,6 +118,48 @@ _PARALLEL_OPTIONS = [
         (("-dp", "--data-parallel-size"), "Independent engines, each with all of the model."),
         (("--api-server-count",), "API servers; unless given, as many as engines."),
     )
+]
+
+
+_DATA_PARALLEL_OPTIONS = [
+    _option(
+        "Data parallelism",
+        "--data-parallel-backend",
+        type=click.Choice(["mp", "ray"]),
+        help="Engines as processes of this machine, or as actors of a Ray cluster. Unless given, ray"
+        " in a Ray job or with --ray-address, else mp.",
+    ),
+    _option(
+        "Data parallelism",
+        "--ray-address",
+        help="Ray cluster to use (IP:PORT). Unless given, the one that this job or node belongs to;"
+        " without any, Ray is started here.",
+    ),
+    _option(
+        "Data parallelism",
+        "--data-parallel-placement",
+        type=click.Choice(["pack", "spread", "strict"]),
+        help="Fewest nodes, as even as possible, or exactly --data-parallel-size-local engines on"
+        " each. Unless given, pack.",
+    ),
+    _option(
+        "Data parallelism",
+        "--data-parallel-size-local",
+        type=int,
+        help="Engines on each node that is used; makes the placement strict.",
+    ),
+    _option(
+        "Data parallelism",
+        "--placement-timeout",
+        type=float,
+        help="Seconds to wait for a busy cluster to make room.",
+    ),
+    _option(
+        "Data parallelism",
+        "--wire-port-range",
+        type=PortRange(),
+        help="TCP ports of the wires between nodes. Unless given, the kernel chooses.",
+    ),
 ]
 
 
@@ -286,6 +342,7 @@ def plan(is_json: bool, **sizes: int | None) -> None:
 @click.argument("model")
 @_options(_SERVE_OPTIONS)
 @_options(_PARALLEL_OPTIONS)
+@_options(_DATA_PARALLEL_OPTIONS)
 @_options(_ENGINE_OPTIONS)
 def serve(model: str, **flags: Any) -> None:
     """Serve MODEL behind an OpenAI-compatible endpoint until a signal comes.
@@ -309,7 +366,6 @@ def serve(model: str, **flags: Any) -> None:
     config = _serve_config(model, flags, variables)
     log.configure("APIServer_0", config.log_level)
     http_socket = listen(config.host, config.port)
-    logger.info("listening on %s port %d", config.host, http_socket.getsockname()[1])
     for warning in environment.warnings(os.environ):
         logger.warning("%s", warning)
     # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
