@@ -10,19 +10,22 @@ what begins and how it ends:
     1. start the workers; from then on heartbeats say LOADING,
     2. load the model, size and allocate the KV cache, freeze the heap,
     3. READY to every API server; requests flow,
-    4. loop, until the parent says stop (`lifecycle.STOP_SIGNAL`) or something fails,
+    4. loop, until the parent says stop (`lifecycle.STOP_SIGNAL`, or `stop` where the core is part
+       of a Ray actor, `cluster/actors.py`) or something fails,
     5. DEAD with the cause to every API server, end the workers, exit.
 
 Exit codes: 2 for settings that cannot work (DEAD carries the message), 1 for a failure (the first
 cause is in the log), and death by the stop signal where that ended it.
 """
 
+import contextlib
 import logging
 import os
 import queue
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 import zmq
@@ -54,7 +57,7 @@ def main(config: EngineConfig, start_executor: StartExecutor) -> NoReturn:
     log.configure(name, config.log_level)
     lifecycle.die_with_parent(at_once=False)
     lifecycle.leave_stopping_to_parent()
-    exit_code = EngineProcess(config).run(start_executor)
+    exit_code = EngineProcess(config).run(start_executor, interrupted_by=lifecycle.STOP_SIGNAL)
     if exit_code == -lifecycle.STOP_SIGNAL:
         _die_of(lifecycle.STOP_SIGNAL)
     sys.exit(exit_code)
@@ -79,12 +82,25 @@ class EngineProcess:
         self._output: OutputThread | None = None
         self._core: EngineCore | None = None
         self._loop: CoreLoop | None = None
+        self._is_stopped = False
 
-    def run(self, start_executor: StartExecutor) -> int:
-        """Start, loop, end. Returns the exit code."""
+    def run(
+        self, start_executor: StartExecutor, interrupted_by: signal.Signals | None = None
+    ) -> int:
+        """Start, loop, end. On a thread that lives as long as the process (`start_executor`).
+
+        Args:
+            start_executor: starts the workers.
+            interrupted_by: ends it too, at once, whatever it is doing. Main thread only.
+
+        Returns:
+            The exit code; minus STOP_SIGNAL after a stop, however it was asked for.
+        """
         try:
-            with lifecycle.interrupted_by(lifecycle.STOP_SIGNAL, self._stop):
-                self._start(start_executor).run()
+            with self._interruptible(interrupted_by):
+                loop = self._start(start_executor)
+                if not self._is_stopped:
+                    loop.run()
             cause, exit_code = STOPPED, -lifecycle.STOP_SIGNAL
         except _Stopped:
             cause, exit_code = STOPPED, -lifecycle.STOP_SIGNAL
@@ -98,6 +114,18 @@ class EngineProcess:
         # Who stops us knows why, and may have closed its socket by now.
         self._end(cause, STOPPED_LINGER_MS if exit_code < 0 else DEAD_LINGER_MS)
         return exit_code
+
+    def stop(self) -> None:
+        """End `run` after the step under way, or when the model has loaded: a load is not cut
+        short. From any thread."""
+        self._is_stopped = True
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _interruptible(self, signum: signal.Signals | None) -> AbstractContextManager[None]:
+        if signum is None:
+            return contextlib.nullcontext()
+        return lifecycle.interrupted_by(signum, self._interrupt)
 
     def _start(self, start_executor: StartExecutor) -> CoreLoop:
         # The workers first: where they are forked, they must not inherit threads or ZeroMQ.
@@ -181,10 +209,9 @@ class EngineProcess:
         if has_ended:
             self._zmq().term()  # ends the input thread, and waits until DEAD has left
 
-    def _stop(self) -> None:
-        # An exception from a handler is lost if it hits a finalizer; then the loop sees the flag.
-        if self._loop is not None:
-            self._loop.stop()
+    def _interrupt(self) -> None:
+        # An exception from a handler is lost if it hits a finalizer; then the flag is seen.
+        self.stop()
         raise _Stopped
 
     def _zmq(self) -> "zmq.Context[zmq.Socket[bytes]]":

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import pytest
 from engine import fingerprint
 from engine.executor import StartExecutor
 from engine.lifecycle import STOP_SIGNAL, ask_to_end
-from engine.process import STOPPED
+from engine.process import STOPPED, EngineProcess
 from engine.wire import (
     EngineCoreOutputs,
     EngineDead,
@@ -32,7 +33,7 @@ from engine.wire import (
 )
 from tests.helpers import faulty_start
 from tests.helpers.api_peer import ApiPeer, make_request, socket_folder
-from tests.helpers.core_process import CoreUnderTest, run_core
+from tests.helpers.core_process import TIMEOUT_S, CoreUnderTest, make_config, run_core
 from tests.helpers.fake_executor import start_fake
 
 
@@ -364,6 +365,22 @@ def test_the_stop_signal_ends_the_core_at_once(
         assert core.api.wait_for(EngineDead).cause == STOPPED
         assert core.exit_code() == -STOP_SIGNAL
         assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_another_thread_can_stop_a_core(is_loading: bool) -> None:
+    """`stop` ends a core that runs, and one that loads as soon as it has: how a Ray actor, whose
+    main thread is Ray's, ends its own."""
+    executor: StartExecutor = functools.partial(start_fake, load_delay_s=0.3 * is_loading)
+    with socket_folder() as folder, ApiPeer(folder) as peer, ThreadPoolExecutor(1) as pool:
+        core = EngineProcess(make_config([peer]))
+        code = pool.submit(core.run, executor)
+        if not is_loading:
+            peer.wait_ready()
+        core.stop()
+
+        assert code.result(TIMEOUT_S) == -STOP_SIGNAL
+        assert peer.wait_for(EngineDead).cause == STOPPED
 
 
 def test_last_words_to_a_missing_api_server_hold_nothing_up_for_long() -> None:
