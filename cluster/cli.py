@@ -126,8 +126,8 @@ _DATA_PARALLEL_OPTIONS = [
         "Data parallelism",
         "--data-parallel-backend",
         type=click.Choice(["mp", "ray"]),
-        help="Engines as processes of this machine, or as actors of a Ray cluster. Unless given, ray"
-        " in a Ray job or with --ray-address, else mp.",
+        help="Engines as processes of this machine, or as actors of a Ray cluster. Unless given,"
+        " ray in a Ray job or with --ray-address, else mp.",
     ),
     _option(
         "Data parallelism",

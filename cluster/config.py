@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.environment import Environment
+from cluster.placement import Strategy, check_strategy
 from cluster.plan import Topology
 from engine.config import (
     CacheConfig,
@@ -25,6 +26,7 @@ from engine.config import (
 from engine.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
+Backend = Literal["mp", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,25 @@ class ServeConfig:
     shutdown_timeout: float = 20.0
     """Seconds; below the 30 that Kubernetes grants by default."""
 
+    data_parallel_backend: Backend | None = None
+    """Child processes of the command, or actors of a Ray cluster. None: see `backend`."""
+
+    ray_address: str | None = None
+    """None: that of the job or the node; without a cluster there, Ray is started for us."""
+
+    data_parallel_placement: Strategy | None = None
+    """How ranks go to nodes (`placement`). None: strict with `data_parallel_size_local`, else
+    pack."""
+
+    data_parallel_size_local: int | None = None
+    """Ranks on each node that is used."""
+
+    placement_timeout: float = 300.0
+    """Seconds that a cluster which is busy has to make room."""
+
+    wire_port_range: tuple[int, int] | None = None
+    """First and last port that wires over TCP may bind, for sites with firewalls; None: any."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, not {self.port}")
@@ -176,11 +197,44 @@ class ServeConfig:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
             )
+        self._check_data_parallel()
         if self.topology.data_parallel_size > 1 or self.topology.num_api_servers > 1:
             raise ConfigError(
                 "serving with --data-parallel-size or --api-server-count above 1 comes with the"
                 " next release; `raywire plan` shows what it will need"
             )
+
+    def _check_data_parallel(self) -> None:
+        if not 0 < self.placement_timeout < math.inf:
+            raise ConfigError(
+                f"--placement-timeout must be positive seconds, not {self.placement_timeout}"
+            )
+        if self.ray_address is not None and self.data_parallel_backend == "mp":
+            raise ConfigError(
+                "--ray-address goes with --data-parallel-backend ray; mp starts processes on this"
+                " machine only"
+            )
+        if self.wire_port_range is not None:
+            first, last = self.wire_port_range
+            if not 1 <= first <= last <= 65535:
+                raise ConfigError(
+                    f"--wire-port-range must be two ports from 1 to 65535, the lower one first, not"
+                    f" {first}-{last}"
+                )
+        check_strategy(self.engine.data_parallel_size, self.strategy, self.data_parallel_size_local)
+
+    @property
+    def backend(self) -> Backend:
+        """As asked; unasked, Ray where an address is given or the command is a Ray job."""
+        if self.data_parallel_backend is not None:
+            return self.data_parallel_backend
+        return "ray" if self.ray_address is not None or self.environment.is_ray_job else "mp"
+
+    @property
+    def strategy(self) -> Strategy:
+        if self.data_parallel_placement is not None:
+            return self.data_parallel_placement
+        return "pack" if self.data_parallel_size_local is None else "strict"
 
     @property
     def log_level(self) -> str:

@@ -1,4 +1,5 @@
-"""Every environment variable of ours, in one place. Read once, by the command or the `LLM` class.
+"""Every environment variable that we read, in one place. Read once, by the command or the `LLM`
+class.
 
 A variable exists for what must be set before start or belongs to a machine rather than to a model;
 everything else is a flag. `tests/cluster/test_interface.py` lists them all, so that adding one is a
@@ -28,6 +29,9 @@ VARIABLES = {
 }
 """Name to meaning, as `raywire serve --help` shows them."""
 
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it for the entrypoint of a submitted job, and nowhere else: how we know to be one."""
+
 _COUNTERPARTS = {
     "VLLM_API_SERVER_COUNT": "--api-server-count",
     "VLLM_CACHE_ROOT": "RAYWIRE_CACHE_DIR",
@@ -36,6 +40,7 @@ _COUNTERPARTS = {
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS",
     "VLLM_LOGGING_LEVEL": "RAYWIRE_LOG_LEVEL",
     "VLLM_MQ_MAX_CHUNK_BYTES_MB": "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB",
+    "VLLM_RAY_DP_PACK_STRATEGY": "--data-parallel-placement",
     "VLLM_RPC_BASE_PATH": "RAYWIRE_RPC_BASE_PATH",
     "VLLM_WORKER_MULTIPROC_METHOD": "RAYWIRE_WORKER_MULTIPROC_METHOD",
 }
@@ -56,6 +61,8 @@ class Environment:
     mq_max_chunk_bytes: int = 16 << 20
     rpc_base_path: str | None = None
     worker_multiproc_method: StartMethod | None = None
+    is_ray_job: bool = False
+    """Whether this is the entrypoint of a job submitted to a Ray cluster."""
 
 
 def read(environ: Mapping[str, str]) -> Environment:
@@ -79,6 +86,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
         rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
+        is_ray_job=bool(environ.get(RAY_JOB_VARIABLE)),
     )
 
 

@@ -273,7 +273,8 @@ class _Task:
         if most >= asked:  # so it is the engine core's CPU
             return "A rank needs its GPUs and a CPU on one node: give those nodes CPUs"
         if most == 0:
-            return f"No node has a {what}: add some{', or use --device cpu' if self.demand.gpus else ''}"
+            way_out = ", or use --device cpu" if self.demand.gpus else ""
+            return f"No node has a {what}: add some{way_out}"
         return (
             "The workers of a rank are on one node: lower --tensor-parallel-size times"
             f" --pipeline-parallel-size from {asked} to {most}, or add larger nodes"

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli as cli_module
-from cluster.cli import HumanInt, cli
+from cluster.cli import HumanInt, PortRange, cli
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
 from engine.errors import ConfigError
@@ -119,6 +119,7 @@ def test_plan_for_machines() -> None:
         (("serve", "m", "--max-model-len", "long"), "error: Invalid value for '--max-model-len'"),
         (("serve", "m", "--port", "70000"), "error: --port must be from 0 to 65535"),
         (("serve", "m", "--block-size", "24"), "error: --block-size must be a power of two"),
+        (("serve", "m", "--wire-port-range", "80"), "error: Invalid value for '--wire-port-range'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(args: tuple[str, ...], message: str) -> None:
@@ -172,6 +173,28 @@ def test_flags_become_settings() -> None:
     assert config.port == 0
     assert config.shutdown_timeout == 3
     assert config.log_level == "DEBUG"
+
+
+def test_flags_of_data_parallelism_become_settings() -> None:
+    """Where ranks go, and through which ports."""
+    config = serve_config(
+        *("--data-parallel-backend", "ray", "--ray-address", "10.0.0.1:6379"),
+        *("--data-parallel-placement", "strict", "--data-parallel-size-local", "1"),
+        *("--placement-timeout", "5", "--wire-port-range", "29500-29599"),
+    )
+
+    assert config.backend == "ray"
+    assert config.ray_address == "10.0.0.1:6379"
+    assert (config.strategy, config.data_parallel_size_local) == ("strict", 1)
+    assert config.placement_timeout == 5
+    assert config.wire_port_range == (29500, 29599)
+
+
+@pytest.mark.parametrize("text", ["80", "80-", "-80", "a-b", "1-2-3", "", "1.5-2"])
+def test_no_range_of_ports_is_refused(text: str) -> None:
+    """With an example of what is one."""
+    with pytest.raises(click.BadParameter, match="is not a range of ports"):
+        PortRange().convert(text, None, None)
 
 
 def test_defaults_are_those_of_the_settings() -> None:

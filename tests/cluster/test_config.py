@@ -69,6 +69,21 @@ def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: 
     [
         ({"port": 65536}, "--port must be from 0 to 65535"),
         ({"shutdown_timeout": -1.0}, "--shutdown-timeout must not be negative"),
+        ({"placement_timeout": 0.0}, "--placement-timeout must be positive"),
+        ({"placement_timeout": math.nan}, "--placement-timeout must be positive"),
+        ({"wire_port_range": (0, 5)}, "--wire-port-range must be two ports"),
+        ({"wire_port_range": (6, 5)}, "the lower one first, not 6-5"),
+        ({"wire_port_range": (6, 65536)}, "--wire-port-range must be two ports"),
+        ({"data_parallel_placement": "strict"}, "needs --data-parallel-size-local"),
+        ({"data_parallel_size_local": 2}, "must divide --data-parallel-size 1"),
+        (
+            {"data_parallel_size_local": 1, "data_parallel_placement": "spread"},
+            "goes with --data-parallel-placement strict",
+        ),
+        (
+            {"ray_address": "10.0.0.1:6379", "data_parallel_backend": "mp"},
+            "--ray-address goes with --data-parallel-backend ray",
+        ),
         ({"shutdown_timeout": math.nan}, "--shutdown-timeout must not be negative"),
         ({"engine": EngineOptions(model="m", data_parallel_size=2)}, "next release"),
         ({"api_server_count": 2}, "next release"),
@@ -89,3 +104,24 @@ def test_the_flag_goes_before_the_variable() -> None:
     assert ServeConfig(engine=engine, environment=environment).log_level == "ERROR"
     chosen = dataclasses.replace(engine, log_level="DEBUG")
     assert ServeConfig(engine=chosen, environment=environment).log_level == "DEBUG"
+
+
+def test_ray_is_used_where_one_asks_for_it_or_runs_in_it() -> None:
+    """The flag, an address, or being a job of a cluster; child processes otherwise."""
+    engine, in_job = EngineOptions(model="m"), Environment(is_ray_job=True)
+
+    assert ServeConfig(engine=engine).backend == "mp"
+    assert ServeConfig(engine=engine, data_parallel_backend="ray").backend == "ray"
+    assert ServeConfig(engine=engine, ray_address="10.0.0.1:6379").backend == "ray"
+    assert ServeConfig(engine=engine, environment=in_job).backend == "ray"
+    asked = ServeConfig(engine=engine, environment=in_job, data_parallel_backend="mp")
+    assert asked.backend == "mp"
+
+
+def test_a_number_of_ranks_per_node_makes_the_placement_strict() -> None:
+    """As vLLM's flag of that name does; ranks are packed otherwise."""
+    engine = EngineOptions(model="m")
+
+    assert ServeConfig(engine=engine).strategy == "pack"
+    assert ServeConfig(engine=engine, data_parallel_size_local=1).strategy == "strict"
+    assert ServeConfig(engine=engine, data_parallel_placement="spread").strategy == "spread"

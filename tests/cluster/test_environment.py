@@ -85,3 +85,9 @@ def test_kubernetes_service_links_are_let_be() -> None:
 
     assert environment.warnings(links) == []
     assert environment.read(links) == environment.read({})
+
+
+def test_a_job_of_a_ray_cluster_knows_that_it_is_one() -> None:
+    """By the variable that Ray gives to the entrypoint of a submitted job."""
+    assert environment.read({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}).is_ray_job
+    assert not environment.read({"RAY_ADDRESS": "10.0.0.1:6379"}).is_ray_job

@@ -12,13 +12,15 @@ FLAGS = {
         --tensor-parallel-size -dp -pp -tp
     """,
     "serve": """
-        --api-server-count --attention-backend --block-size --chat-template --data-parallel-size
-        --device --dtype --enable-chunked-prefill --enable-prefix-caching --host
-        --kv-cache-memory-bytes --log-level --long-prefill-token-threshold --max-model-len
-        --max-num-batched-tokens --max-num-seqs --no-enable-chunked-prefill
-        --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size --port
-        --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout
-        --tensor-parallel-size -dp -pp -tp
+        --api-server-count --attention-backend --block-size --chat-template
+        --data-parallel-backend --data-parallel-placement --data-parallel-size
+        --data-parallel-size-local --device --dtype --enable-chunked-prefill
+        --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
+        --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
+        --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
+        --pipeline-parallel-size --placement-timeout --port --ray-address --scheduling-policy --seed
+        --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
+        --wire-port-range -dp -pp -tp
     """,
 }
 
