@@ -1,13 +1,38 @@
 """ENTRY of the command: `raywire …` or `python -m cluster …`."""
 
+import os
+import signal
+import sys
+from types import FrameType
+
 
 def main() -> None:
     """Run the command line and exit."""
+    is_server = sys.argv[1:2] == ["serve"]
+    if is_server:
+        # While the rest is imported there is nothing to drain, and a stop is one in order all the
+        # same. `launch` puts its own handlers in place of these as long as there is a server.
+        _exit_on_signals(0)
     # Not at the top: a spawned child imports the main module of its parent again, which for the
     # installed `raywire` script means this file, and it needs no command line.
     from cluster.cli import run
 
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        if is_server:
+            _exit_on_signals(end.code if isinstance(end.code, int) else 0)  # decided by now
+        raise
+
+
+def _exit_on_signals(code: int) -> None:
+    """End at once, with `code` and without a word, when SIGTERM or SIGINT comes."""
+
+    def end(_: int, frame: FrameType | None) -> None:
+        os._exit(code)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, end)
 
 
 if __name__ == "__main__":
