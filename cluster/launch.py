@@ -25,6 +25,7 @@ from api.process import run as run_api_server
 from cluster.addresses import IpcFolder, ipc_folder, sweep
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.environment import Environment
+from cluster.local_engines import engine_child
 from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.supervisor import Supervisor
@@ -87,7 +88,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
             configs = config.engine.engine_configs(
                 model, folder.wire_config(), config.environment, config.log_level
             )
-            supervisor.start(configs, "spawn")
+            supervisor.start([engine_child(each) for each in configs], "spawn")
             supervisor.watch()
             threading.Thread(
                 target=_finish_start, args=(client, folder, waterfall), name="start-up", daemon=True

@@ -22,6 +22,7 @@ from cluster.addresses import IpcFolder, ipc_base, sweep
 from cluster.config import EngineOptions, ResolvedModel
 from cluster.environment import Environment
 from cluster.launch import make_client, patience_s, resolve_model
+from cluster.local_engines import engine_child
 from cluster.supervisor import Supervisor
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, RaywireError
 from engine.lifecycle import here_only
@@ -73,7 +74,7 @@ class Engines:
         )
         if warning is not None:
             logger.warning("%s", warning)
-        self._supervisor.start(configs, method)
+        self._supervisor.start([engine_child(config) for config in configs], method)
         self._supervisor.watch()
 
     def connected(self) -> None:

@@ -1,8 +1,9 @@
-"""Starts the engine cores of this node, watches them, ends them. One death stops the group.
+"""Starts child processes of this server on this node, watches them, ends them.
 
-Used by `cluster/launch.py` for the command and for the `LLM` class. A thread waits on the
-children's sentinels; what a death means is decided by `judge`, which is pure. Workers are not
-watched here: they are their engine core's children, and its executor reports them.
+Used for engine cores and the coordinator (`local_engines`, `library`) and for API servers
+(`api_servers`). A thread waits on the children's sentinels; what a death means is decided by
+`judge`, which is pure. Workers are not watched here: they are their engine core's children, and its
+executor reports them.
 """
 
 import logging
@@ -12,97 +13,107 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from cluster.environment import StartMethod
-from engine.config import EngineConfig
 from engine.errors import ServerError
-from engine.executor import StartExecutor
 from engine.lifecycle import (
     ask_to_end,
     describe_exit,
     end_processes,
     group_signals_held_back,
 )
-from engine.process import main as engine_main
-from workers.executor import start_executor
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2.0
-"""How long a core's message that says why it ends may take after its process is gone."""
+"""How long a child's message that says why it ends may take after its process is gone."""
 
 
-def judge(title: str, pid: int | None, exit_code: int | None) -> tuple[bool, str]:
-    """Decide what the end of an engine core means.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One process to start."""
+
+    kind: str
+    """What it is, in the log: `engine core`, `API server`, …"""
+
+    title: str
+    """Its name in the log; its `ps` title without the prefix."""
+
+    main: Callable[..., object]
+    """What it runs. Spawned, so it must be importable by name."""
+
+    arguments: tuple[object, ...]
+
+
+def judge(child: Child, pid: int | None, exit_code: int | None) -> tuple[bool, str]:
+    """Decide what the end of a child means.
 
     Returns:
         Whether it may have said why itself (a killed process cannot), and a line for the log.
     """
-    line = f"engine core {title} pid={pid} {describe_exit(exit_code)}"
+    line = f"{child.kind} {child.title} pid={pid} {describe_exit(exit_code)}"
     return exit_code is None or exit_code >= 0, line
 
 
 class Supervisor:
-    """The engine cores of one server on this node: started together, ended together.
+    """Children of one server on this node, numbered in the order of their start.
 
     Args:
-        on_death: called once per dead core, from the watching thread, with its index and the
+        on_death: called once per dead child, from the watching thread, with its number and the
             cause.
-        has_said_why: whether a core's own last words (DEAD) have arrived; then the first cause is
-            in the log already.
-        main: what an engine process runs; spawned, so it must be importable by name.
+        has_said_why: whether the first cause is in the log already: by a child's own last words, or
+            because another has died before.
     """
 
     def __init__(
-        self,
-        on_death: Callable[[int, str], None],
-        has_said_why: Callable[[int], bool],
-        main: Callable[[EngineConfig, StartExecutor], object] = engine_main,
+        self, on_death: Callable[[int, str], None], has_said_why: Callable[[int], bool]
     ) -> None:
-        self._main = main
         self._on_death = on_death
         self._has_said_why = has_said_why
         self._lock = threading.Lock()
         self._is_closed = False
+        self._children: list[Child] = []
         self._processes: list[BaseProcess] = []
         self._wake_reader, self._wake_writer = multiprocessing.Pipe(duplex=False)
         self._watcher: threading.Thread | None = None
 
     @property
     def exit_codes(self) -> list[int | None]:
-        """By rank; None while a core runs."""
+        """By number; None while a child runs."""
         return [process.exitcode for process in self._processes]
 
     @property
     def pids(self) -> list[int | None]:
         return [process.pid for process in self._processes]
 
-    def start(self, configs: Sequence[EngineConfig], method: StartMethod) -> None:
-        """Start one engine core per entry. Returns when the processes exist, long before they are
-        ready.
+    def start(self, children: Sequence[Child], method: StartMethod) -> None:
+        """Start some children. Returns when the processes exist, long before they are ready. May
+        be called again before `watch`.
 
         Raises:
             ServerError: closed meanwhile; nothing has been started.
         """
         make_process = _process_classes()[method]
-        target = self._main if method == "spawn" else _without_main_module(self._main)
         with self._lock:
             if self._is_closed:
-                raise ServerError("stopped before the engine cores were started")
-            for config in configs:
-                self._processes.append(
-                    make_process(
-                        target=target,
-                        args=(config, start_executor),
-                        name=f"EngineCore_DP{config.parallel.data_parallel_rank}",
-                    )
+                raise ServerError("stopped before its processes were started")
+            started = [
+                make_process(
+                    target=child.main if method == "spawn" else _without_main_module(child.main),
+                    args=child.arguments,
+                    name=child.title,
                 )
+                for child in children
+            ]
+            self._children.extend(children)
+            self._processes.extend(started)
             if method == "spawn":
                 resource_tracker.ensure_running()  # started later, it would clear the mask
             with group_signals_held_back():
-                for process in self._processes:
+                for process in started:
                     process.start()
 
     def watch(self) -> None:
@@ -111,7 +122,7 @@ class Supervisor:
         self._watcher.start()
 
     def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """End all cores: ask, wait, kill. Idempotent; nothing can be started after it.
+        """End all children: ask, wait, kill. Idempotent; nothing can be started after it.
 
         Args:
             patience_s: how long they may take.
@@ -128,7 +139,7 @@ class Supervisor:
         deadline = time.monotonic() + patience_s
         while any(p.is_alive() for p in started) and not is_urgent():
             if time.monotonic() >= deadline:
-                logger.warning("engine cores do not end within %.1f s; killing them", patience_s)
+                logger.warning("%s not ended within %.1f s; killing", self._alive(), patience_s)
                 break
             connection.wait([p.sentinel for p in started if p.is_alive()], timeout=0.05)
         for process in started:
@@ -149,12 +160,15 @@ class Supervisor:
     def _report(self, index: int) -> None:
         process = self._processes[index]
         process.join()
-        may_have_spoken, line = judge(process.name, process.pid, process.exitcode)
-        if may_have_spoken and self._last_words_arrive(index):
+        may_have_spoken, line = judge(self._children[index], process.pid, process.exitcode)
+        if self._has_said_why(index) or (may_have_spoken and self._last_words_arrive(index)):
             logger.info("%s; its cause is logged above", line)
         else:
             logger.error("first cause: %s", line)
         self._on_death(index, line)
+
+    def _alive(self) -> str:
+        return ", ".join(p.name for p in self._processes if p.is_alive())
 
     def _last_words_arrive(self, index: int) -> bool:
         deadline = time.monotonic() + _LAST_WORDS_S
@@ -172,15 +186,13 @@ def _process_classes() -> dict[StartMethod, Callable[..., BaseProcess]]:
     }
 
 
-def _without_main_module(
-    main: Callable[[EngineConfig, StartExecutor], object],
-) -> Callable[[EngineConfig, StartExecutor], None]:
+def _without_main_module(main: Callable[..., object]) -> Callable[..., None]:
     """For forked children. Their workers are spawned, and a spawned process imports its parent's
     `__main__` again: the user's script, which need not be guarded when the engine is forked, and
     which workers have no use for."""
 
-    def forked_main(config: EngineConfig, executor: StartExecutor) -> None:
+    def forked_main(*arguments: object) -> None:
         sys.modules["__main__"] = types.ModuleType("__main__")
-        main(config, executor)
+        main(*arguments)
 
     return forked_main

@@ -1,41 +1,39 @@
-"""The engine processes' parent: starts them, notices their death, ends them."""
+"""The parent of a server's processes: starts them, notices their death, ends them."""
 
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.supervisor import Supervisor, judge
-from engine.config import EngineConfig, ModelConfig, WireConfig
+from cluster.supervisor import Child, Supervisor, judge
 from engine.errors import ServerError
-from engine.executor import StartExecutor
 from engine.lifecycle import STOP_SIGNAL
-
-CONFIG = EngineConfig(
-    model=ModelConfig(path="/none", model_type="scripted"),
-    wire=WireConfig(request_addresses=(), output_addresses=()),
-)
+from tests.helpers.server import wait_for
 
 
-def sleep(config: EngineConfig, start_executor: StartExecutor) -> None:
-    """A core that works until it is told to stop."""
+def sleep() -> None:
+    """A child that works until it is told to stop."""
     time.sleep(600)
 
 
-def refuse_to_end(config: EngineConfig, start_executor: StartExecutor) -> None:
-    """A core that does not heed the stop signal."""
+def refuse_to_end() -> None:
+    """A child that does not heed the stop signal."""
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     time.sleep(600)
 
 
-def fail(config: EngineConfig, start_executor: StartExecutor) -> None:
-    """A core that ends by itself."""
+def fail() -> None:
+    """A child that ends by itself."""
     raise SystemExit(3)
+
+
+def core(main: Callable[[], None], index: int = 0) -> Child:
+    return Child(kind="engine core", title=f"EngineCore_DP{index}", main=main, arguments=())
 
 
 @dataclass
@@ -73,8 +71,8 @@ def test_a_killed_core_is_the_first_cause(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One ERROR with title, pid and signal, and the owner is told."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, sleep))
-    supervisors[0].start([CONFIG], "spawn")
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors[0].start([core(sleep)], "spawn")
     supervisors[0].watch()
     [pid] = supervisors[0].pids
     assert pid is not None
@@ -92,8 +90,8 @@ def test_a_core_that_has_said_why_is_not_the_first_cause(
     """Its own ERROR is in the log already; ours would be a second one."""
     caplog.set_level(logging.INFO)
     parent.said_why.add(0)
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, fail))
-    supervisors[0].start([CONFIG], "spawn")
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors[0].start([core(fail)], "spawn")
     supervisors[0].watch()
 
     assert parent.died.wait(10)
@@ -106,8 +104,8 @@ def test_a_core_that_ends_without_a_word_is_the_first_cause(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After the time that last words may take."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, fail))
-    supervisors[0].start([CONFIG], "spawn")
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors[0].start([core(fail)], "spawn")
     supervisors[0].watch()
 
     assert parent.died.wait(10)
@@ -115,12 +113,30 @@ def test_a_core_that_ends_without_a_word_is_the_first_cause(
     assert cause.endswith("exit code 3")
 
 
+def test_what_dies_after_another_is_not_the_first_cause(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two killed children leave one first cause."""
+    supervisors.append(Supervisor(parent.on_death, lambda _: bool(parent.deaths)))
+    supervisors[0].start([core(sleep, 0)], "spawn")
+    supervisors[0].start([core(sleep, 1)], "spawn")
+    pids = [pid for pid in supervisors[0].pids if pid is not None]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    supervisors[0].watch()
+
+    wait_for(lambda: len(parent.deaths) == 2, "two deaths", timeout_s=30)
+
+    assert len(pids) == 2
+    assert len(first_causes(caplog)) == 1
+
+
 def test_closing_asks_and_is_no_death(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the stop signal, and nobody is told of a death."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, sleep))
-    supervisors[0].start([CONFIG], "spawn")
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors[0].start([core(sleep)], "spawn")
     supervisors[0].watch()
 
     supervisors[0].close(5.0)
@@ -133,8 +149,8 @@ def test_closing_asks_and_is_no_death(
 
 def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Supervisor]) -> None:
     """At once when it is urgent: a second signal has come."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__, refuse_to_end))
-    supervisors[0].start([CONFIG], "spawn")
+    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors[0].start([core(refuse_to_end)], "spawn")
 
     began = time.monotonic()
     supervisors[0].close(60.0, is_urgent=lambda: True)
@@ -145,11 +161,11 @@ def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Su
 
 def test_nothing_starts_after_the_end(parent: Parent) -> None:
     """A start that is still under way when the server stops must not leave an engine."""
-    supervisor = Supervisor(parent.on_death, parent.said_why.__contains__, sleep)
+    supervisor = Supervisor(parent.on_death, parent.said_why.__contains__)
     supervisor.close(0.0)
 
     with pytest.raises(ServerError, match="stopped before"):
-        supervisor.start([CONFIG], "spawn")
+        supervisor.start([core(sleep)], "spawn")
     assert supervisor.pids == []
 
 
@@ -161,7 +177,7 @@ def test_only_a_killed_core_cannot_have_said_why(
     exit_code: int, may_have_spoken: bool, words: str
 ) -> None:
     """Whether last words are worth waiting for."""
-    assert judge("EngineCore_DP0", 7, exit_code) == (
+    assert judge(core(sleep), 7, exit_code) == (
         may_have_spoken,
         f"engine core EngineCore_DP0 pid=7 {words}",
     )
