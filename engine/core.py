@@ -186,6 +186,10 @@ class EngineCore:
         """Forget all cached content. Refused (False) while any request holds a block."""
         return self._scheduler.reset_prefix_cache()
 
+    def load(self) -> tuple[int, ...]:
+        """Changes when there is something new to tell of the load (`Scheduler.load`)."""
+        return self._scheduler.load()
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats(self._num_dropped_messages())
 

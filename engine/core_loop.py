@@ -32,8 +32,8 @@ from engine.utility import Statistics
 from engine.wire import EngineCoreOutputs, Phase, SchedulerStats, UtilityCall, UtilityOutput
 
 STATS_INTERVAL_S = 0.5
-"""An API server hears of the load this often while the core works, also if no request of its own
-gets anything; and at once when the number of waiting or running requests changes."""
+"""The load is told this often while the core works, also to those whose requests get nothing; and
+at once when the number of waiting or running requests changes."""
 
 
 class CoreLoop:
@@ -41,7 +41,10 @@ class CoreLoop:
 
     Args:
         put: sends outputs to an API server, by client index. Never blocks.
-        num_clients: API servers.
+        num_clients: API servers, and the coordinator.
+        coordinator_index: which client is the coordinator. It is told of the load before each step
+            that changes it, and when there is no more to do; API servers hear of it from there,
+            unless they get outputs. None: there is none, and each API server is told.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CoreLoop:
         engine_index: int,
         epoch: int,
         num_clients: int,
+        coordinator_index: int | None = None,
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -62,8 +66,9 @@ class CoreLoop:
         self._engine_index = engine_index
         self._epoch = epoch
         self._num_clients = num_clients
+        self._coordinator_index = coordinator_index
         self._target = _CoreTarget(core)
-        self._load = (0, 0)
+        self._load: tuple[int, ...] = ()
         self._stats_due_at = 0.0
         self._is_stopped = False
 
@@ -82,12 +87,14 @@ class CoreLoop:
         while not self._is_stopped:
             self._take()
             if self._core.has_work():
+                self._tell_coordinator()
                 self._hand_out(self._core.step(self._drain_aborts))
 
     def _take(self) -> None:
         """Handle all that has come; where there is no work, wait for something to come."""
         if not self._core.has_work():
             self._core.enter(Phase.IDLE)
+            self._tell_coordinator()
             self._handle(self._inbox.get())
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
@@ -122,18 +129,23 @@ class CoreLoop:
     def _hand_out(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client_index, batch in outputs.items():
             self._put(client_index, batch)
-        self._share_load(outputs)
+        if self._coordinator_index is None and self._is_load_due():
+            message = self._outputs(stats=self._core.stats())
+            for client_index in range(self._num_clients):
+                if client_index not in outputs:
+                    self._put(client_index, message)
 
-    def _share_load(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Tell the API servers that have no part in this step about the load, when it is due."""
-        stats, now = self._core.stats(), time.monotonic()
-        load = (stats.num_waiting, stats.num_running)
+    def _tell_coordinator(self) -> None:
+        # Before the step, which may take long: others should know by then what has come.
+        if self._coordinator_index is not None and self._is_load_due():
+            self._put(self._coordinator_index, self._outputs(stats=self._core.stats()))
+
+    def _is_load_due(self) -> bool:
+        load, now = self._core.load(), time.monotonic()
         if load == self._load and now < self._stats_due_at:
-            return
+            return False
         self._load, self._stats_due_at = load, now + STATS_INTERVAL_S
-        for client_index in range(self._num_clients):
-            if client_index not in outputs:
-                self._put(client_index, self._outputs(stats=stats))
+        return True
 
     def _outputs(
         self, *, stats: SchedulerStats | None = None, utility: UtilityOutput | None = None

@@ -25,7 +25,7 @@ Pure: no clock, socket or thread; used by `core` only.
 
 import itertools
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -93,6 +93,8 @@ class Scheduler:
         """To be fetched by `take_outputs`."""
         self._with_news: dict[str, Request] = {}
         """Requests with events that go out with the next update, by id."""
+        self._num_by_client: list[int] = []
+        """Requests that wait or run, by client index."""
         self._last_step = 0
         self._arrivals = itertools.count()
 
@@ -108,9 +110,16 @@ class Scheduler:
             (arrival,) if is_fcfs else (request.priority, request.arrival_time, arrival)
         )
         self._requests[request.request_id] = request
+        self._count(request.client_index)
         self._waiting.add(request)
         self._record(request, EventKind.QUEUED, now)
         return True
+
+    def _count(self, client_index: int) -> None:
+        counts = self._num_by_client
+        if client_index >= len(counts):
+            counts.extend([0] * (client_index + 1 - len(counts)))
+        counts[client_index] += 1
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests at once. Ids that are unknown, or known no longer, are ignored."""
@@ -349,6 +358,7 @@ class Scheduler:
         request.move_to(Status.FINISHED)
         self._kv_cache.free(request)
         self._with_news.pop(request.request_id, None)
+        self._num_by_client[request.client_index] -= 1
         del self._requests[request.request_id]
 
     # -------------------------------------------------------------------------------- state
@@ -366,6 +376,11 @@ class Scheduler:
     def num_requests(self) -> int:
         return len(self._requests)
 
+    def load(self) -> tuple[int, ...]:
+        """Requests that wait; then, by client, those that wait or run. For comparing: while it is
+        the same, nobody need be told of the load. Cheap enough for every step."""
+        return len(self._waiting), *self._num_by_client
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. Refused (False) while any request holds a block."""
         return self._kv_cache.reset_prefix_cache()
@@ -376,6 +391,7 @@ class Scheduler:
             num_running=len(self._running),
             kv_cache_usage=self._kv_cache.usage,
             num_dropped_messages=num_dropped_messages,
+            num_by_client=self._num_by_client.copy(),
             **msgspec.structs.asdict(self.counters),
         )
 
@@ -384,6 +400,8 @@ class Scheduler:
         waiting = list(self._waiting)
         assert {r.request_id: r for r in [*waiting, *self._running]} == self._requests
         assert len(waiting) + len(self._running) == len(self._requests)
+        by_client = {index: count for index, count in enumerate(self._num_by_client) if count}
+        assert by_client == Counter(r.client_index for r in self._requests.values())
         assert all(r.status is Status.RUNNING for r in self._running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
         assert all(not r.block_ids and not r.num_computed_tokens for r in waiting)

@@ -1,5 +1,6 @@
 """The loop between the queues, without process, threads or sockets."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import utility
+from engine import core_loop, utility
 from engine.config import EngineConfig, ModelConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
@@ -46,7 +47,9 @@ class EndingInbox(SimpleQueue[Item]):
 class Harness:
     """A loop with its queues, which ends when all it was given is done."""
 
-    def __init__(self, executor: FakeExecutor | None = None) -> None:
+    def __init__(
+        self, executor: FakeExecutor | None = None, coordinator_index: int | None = None
+    ) -> None:
         self.executor = executor or FakeExecutor()
         self.core = EngineCore(CONFIG, self.executor, num_dropped_messages=lambda: 17)
         self.inbox = EndingInbox()
@@ -59,7 +62,8 @@ class Harness:
             put=lambda client_index, outputs: self.sent.append((client_index, outputs)),
             engine_index=0,
             epoch=5,
-            num_clients=2,
+            num_clients=2 if coordinator_index is None else 3,
+            coordinator_index=coordinator_index,
         )
         self.inbox.when_idle = self.loop.stop
 
@@ -302,3 +306,51 @@ def test_dropped_messages_are_told_with_every_load() -> None:
     harness.run()
 
     assert {m.stats.num_dropped_messages for _, m in harness.sent if m.stats is not None} == {17}
+
+
+# ----------------------------------------------------------------------------- with a coordinator
+
+
+def loads(harness: Harness, client_index: int) -> list[tuple[int, int, list[int]]]:
+    """What was told to that client alone, beside outputs: waiting, running, by client."""
+    return [
+        (m.stats.num_waiting, m.stats.num_running, m.stats.num_by_client)
+        for index, m in harness.sent
+        if index == client_index and m.stats is not None and not m.outputs
+    ]
+
+
+def test_with_a_coordinator_the_load_goes_to_it_alone() -> None:
+    """It hears of a request that waits, before the step that may take long, of it running, and of
+    its end; an API server hears of the load only beside outputs."""
+    harness = Harness(coordinator_index=2)
+    harness.add("r", client_index=1, max_tokens=5)
+    harness.run()
+
+    idle, *rest = loads(harness, 2)
+    assert idle == (0, 0, [])
+    assert rest == [(1, 0, [0, 1]), (0, 1, [0, 1]), (0, 0, [0, 0])]
+    assert loads(harness, 0) == loads(harness, 1) == []
+
+
+@pytest.mark.parametrize(("interval_s", "told"), [(math.inf, 4), (0.0, 32)])
+def test_a_steady_load_is_told_again_after_a_while_only(
+    interval_s: float, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing comes or goes, the coordinator is told every STATS_INTERVAL_S, not each
+    step."""
+    monkeypatch.setattr(core_loop, "STATS_INTERVAL_S", interval_s)
+    harness = Harness(coordinator_index=2)
+    harness.add("r", max_tokens=30)
+    harness.run()
+
+    assert len(harness.executor.plans) == 30
+    assert len(loads(harness, 2)) == told
+
+
+def test_a_core_that_has_just_begun_says_that_it_has_nothing_to_do() -> None:
+    """So the coordinator knows of each rank from the start."""
+    harness = Harness(coordinator_index=2)
+    harness.run()
+
+    assert loads(harness, 2) == [(0, 0, [])]

@@ -458,6 +458,19 @@ def test_nothing_is_kept_of_requests_that_ended_between_two_steps() -> None:
     assert not scheduler._with_news
 
 
+def test_requests_are_counted_by_client() -> None:
+    """Those that wait and those that run, until they end or are aborted."""
+    engine = make(max_num_seqs=1)
+    for name, client_index in (("a", 2), ("b", 0), ("c", 2)):
+        engine.add(make_request(name, client_index=client_index, max_tokens=2))
+    engine.step()
+    assert engine.core.stats().num_by_client == [1, 0, 2]
+    engine.core.abort(["c", "unknown"])
+    assert engine.core.stats().num_by_client == [1, 0, 1]
+    engine.run()
+    assert engine.core.stats().num_by_client == [0, 0, 0]
+
+
 # -------------------------------------------------------------------------------- broken peers
 
 
