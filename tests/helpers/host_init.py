@@ -3,9 +3,9 @@
     python -S -E host_init.py NAME FOLDER SHM_BYTES ETC_HOSTS
 
 Runs in new mount, PID and UTS namespaces. It gives the host its name, its own temporary folder,
-/dev/shm and names of other hosts, says so with one line, and then reaps orphans, as PID 1 must: without that
-a dead raylet stays a zombie, and Ray believes that it lives. It ends, and the kernel then kills
-every process of the host, when its standard input does: with whoever started it.
+/dev/shm and names of other hosts, and says so with one line. Then it reaps orphans, as PID 1 must:
+without that a dead raylet stays a zombie, and Ray believes that it lives. It ends, and the kernel
+then kills every process of the host, when its standard input does: with whoever started it.
 """
 
 import os
