@@ -5,7 +5,9 @@
 
 It works while the forward pass runs, so that the main thread finds requests ready to schedule.
 Whatever breaks the protocol is counted and dropped; a request that can still be named gets its
-error at once. The thread decides nothing: what a request must look like is `EngineCore.prepare`'s.
+error at once. The coordinator is one more API server here, but it says START_DP_WAVE only, and
+where there is one nobody else may. The thread decides nothing: what a request must look like is
+`EngineCore.prepare`'s.
 """
 
 import logging
@@ -76,6 +78,7 @@ class InputThread:
 
     Args:
         addresses: one ROUTER per API server; a client index is a position in it.
+        coordinator_index: the coordinator's; None without one.
         ready: sent on each DEALER before anything else, since a ROUTER cannot address a stranger.
         prepare: `EngineCore.prepare`: raises RequestError for a request that cannot be served.
         dropped: counts what breaks the protocol.
@@ -88,6 +91,7 @@ class InputThread:
         context: "zmq.Context[zmq.Socket[bytes]]",
         addresses: Sequence[str],
         *,
+        coordinator_index: int | None = None,
         ready: EngineReady,
         prepare: Callable[[EngineCoreRequest], Request],
         dropped: DropCounter,
@@ -99,6 +103,7 @@ class InputThread:
         self._dropped = dropped
         self._context = context
         self._addresses = addresses
+        self._coordinator_index = coordinator_index
         self._ready = ready
         self._prepare = prepare
         self._inbox = inbox
@@ -161,8 +166,10 @@ class InputThread:
         """Decode one message and pass it on. Raises WireError if it breaks the protocol."""
         if len(frames) > MAX_FRAMES:
             raise WireError(f"a message of more than {MAX_FRAMES} frames")
-        kind, *body = frames
-        match _kind(kind):
+        type_byte, *body = frames
+        kind = _kind(type_byte)
+        self._check_sender(client_index, kind)
+        match kind:
             case RequestType.ADD:
                 self._take_request(client_index, body)
             case RequestType.ABORT:
@@ -177,6 +184,13 @@ class InputThread:
                 self._inbox.put(Call(call))
             case RequestType.START_DP_WAVE:
                 self._inbox.put(Wave(self._decode_wave(body)))
+
+    def _check_sender(self, client_index: int, kind: RequestType) -> None:
+        if self._coordinator_index is None:
+            return
+        is_for_coordinator = kind is RequestType.START_DP_WAVE
+        if is_for_coordinator != (client_index == self._coordinator_index):
+            raise WireError(f"{kind.name} came from client {client_index}, whose word it is not")
 
     def _take_request(self, client_index: int, body: list[codec.Buffer]) -> None:
         try:

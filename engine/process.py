@@ -137,6 +137,7 @@ class EngineProcess:
         input_thread = InputThread(
             self._zmq(),
             self._config.wire.request_addresses,
+            coordinator_index=self._config.wire.coordinator_index,
             ready=self._ready(core),
             prepare=core.prepare,
             dropped=self._dropped,
@@ -153,6 +154,7 @@ class EngineProcess:
             engine_index=self._engine_index,
             epoch=self._config.wire.epoch,
             num_clients=len(self._config.wire.output_addresses),
+            coordinator_index=self._config.wire.coordinator_index,
         )
         lifecycle.freeze_heap()
         input_thread.start()

@@ -110,25 +110,33 @@ def test_a_crashed_output_thread_still_has_last_words() -> None:
 class Input:
     """A running input thread, with all that comes out of it."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", peer: ApiPeer) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        *peers: ApiPeer,
+        coordinator_index: int | None = None,
+    ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.aborts: SimpleQueue[list[str]] = SimpleQueue()
         self.replies: SimpleQueue[tuple[int, EngineCoreOutputs]] = SimpleQueue()
         self.crashes: SimpleQueue[BaseException] = SimpleQueue()
         self.prepare: Callable[[EngineCoreRequest], Any] = lambda request: request
+        self.dropped = DropCounter()
         self.thread = InputThread(
             context,
-            [peer.request_address],
+            [peer.request_address for peer in peers],
+            coordinator_index=coordinator_index,
             ready=READY,
             prepare=lambda request: self.prepare(request),
-            dropped=DropCounter(),
+            dropped=self.dropped,
             inbox=self.inbox,
             aborts=self.aborts,
             reply=lambda client_index, outputs: self.replies.put((client_index, outputs)),
             on_crash=self.crashes.put,
         )
         self.thread.start()
-        peer.wait_ready()
+        for peer in peers:
+            peer.wait_ready()
 
 
 def test_each_message_becomes_an_item_in_the_order_it_came() -> None:
@@ -145,6 +153,28 @@ def test_each_message_becomes_an_item_in_the_order_it_came() -> None:
     assert items[1] == Abort(["a", "b"])
     assert threads.aborts.get_nowait() == ["a", "b"]
     assert threads.crashes.empty()
+
+
+def test_waves_are_the_coordinators_word_and_its_only_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A wave that an API server wants to start, and anything else that comes from the coordinator,
+    is counted and dropped; without a coordinator, waves may come from any API server (above)."""
+    with context_and_peer() as (context, api), socket_folder() as folder:
+        with ApiPeer(folder, 1) as coordinator:
+            threads = Input(context, api, coordinator, coordinator_index=1)
+            coordinator.add("a")
+            coordinator.abort("a")
+            coordinator.send_message(RequestType.UTILITY, make_call(1, 1, "statistics", ()))
+            coordinator.send_message(RequestType.START_DP_WAVE, StartWave(4))
+            assert threads.inbox.get(timeout=10.0) == Wave(StartWave(4))
+            api.send_message(RequestType.START_DP_WAVE, StartWave(5))
+            api.abort("b")
+            assert threads.inbox.get(timeout=10.0) == Abort(["b"])
+
+    assert threads.dropped.count == 4
+    assert threads.aborts.get_nowait() == ["b"]
+    assert "START_DP_WAVE came from client 0" in caplog.text
 
 
 def test_a_request_whose_preparation_crashes_fails_alone(
