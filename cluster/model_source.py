@@ -12,7 +12,9 @@ are short-lived processes (`workers/convert.py`, `cluster/download.py`), which e
 does. Whatever it returns still has to pass `workers.supported.check_model_folder`.
 """
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -25,6 +27,7 @@ from cluster.scripted_source import read_script, scripted_folder
 from engine import leash
 from engine.errors import ConfigError
 from engine.lifecycle import describe_exit
+from workers.atomic_folder import discard_draft
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +121,17 @@ def _converted(cache_dir: Path, name: str, content_hash: str) -> Path:
 
 
 def _convert(parts: Sequence[Path], target: Path) -> None:
-    # A process of its own: it needs torch, which must not get into this one.
-    _run("workers.convert", str(target), *map(str, parts), what=f"converting {parts[0].name}")
+    name = parts[0].name if len(parts) == 1 else parts[0].stem  # of m.gguf.part00, m.gguf
+    discard = functools.partial(discard_draft, target)
+    # Where this process stops meanwhile: after `leash` has ended the converter, since what is
+    # registered first is called last.
+    atexit.register(discard)
+    try:
+        # A process of its own: it needs torch, which must not get into this one.
+        _run("workers.convert", str(target), *map(str, parts), what=f"converting {name}")
+    finally:
+        discard()
+        atexit.unregister(discard)
 
 
 def _content_hash(file: Path, cache_dir: Path) -> str:

@@ -7,6 +7,9 @@ its first call is `hold_on`. The leash is its standard input: nothing is ever wr
 end means that the parent is gone. Helpers answer on standard output.
 """
 
+import atexit
+import contextlib
+import functools
 import logging
 import os
 import signal
@@ -54,15 +57,25 @@ def run_module(
             text=True,
             errors="replace",
         ) as process:
+            end = functools.partial(_end, process)
+            atexit.register(end)  # for a thread that is left here when this process ends
             try:
                 output, errors = process.communicate(timeout=timeout_s)
             except BaseException:
                 process.kill()
                 raise
+            finally:
+                atexit.unregister(end)
     finally:
         os.close(reader)
         os.close(writer)  # not before: it is the leash
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors or "")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
 
 
 def hold_on(name: str) -> None:

@@ -19,7 +19,7 @@ def new_folder(target: Path) -> Iterator[Path | None]:
     """Yield an empty folder whose content becomes `target` when the block ends without an error.
 
     One process writes while others wait; these, and all that come when `target` is there, get None.
-    What a killed writer has left is removed by the next one.
+    What a killed writer has left is removed by the next one, or by `discard_draft`.
 
     Raises:
         OSError: the place cannot be written.
@@ -28,11 +28,11 @@ def new_folder(target: Path) -> Iterator[Path | None]:
         yield None
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_name(f".{target.name}.lock")):
+    with _lock(_lock_file(target)):
         if target.is_dir():
             yield None
             return
-        draft = target.with_name(f".{target.name}.draft")
+        draft = _draft(target)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         try:
@@ -40,6 +40,22 @@ def new_folder(target: Path) -> Iterator[Path | None]:
             draft.rename(target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def discard_draft(target: Path) -> None:
+    """Remove what a writer of `target` that was killed has left, unless another one is at it."""
+    if _draft(target).exists():
+        with contextlib.suppress(OSError), _lock_file(target).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(_draft(target), ignore_errors=True)
+
+
+def _draft(target: Path) -> Path:
+    return target.with_name(f".{target.name}.draft")
+
+
+def _lock_file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
 
 
 @contextlib.contextmanager

@@ -60,23 +60,29 @@ def convert(parts: Sequence[Path], target: Path) -> None:
         if folder is None:
             return
         started = time.monotonic()
-        logger.info("converting %s, once; the result goes to %s", parts[0].name, target)
+        name = source_name(parts)
+        logger.info("converting %s, once; the result goes to %s", name, target)
         if len(parts) == 1:
             model, tokenizer = _load(parts[0])
         else:
             # In the draft, so that it goes with it if this process is killed.
-            joined = folder / parts[0].with_suffix(".gguf").name
+            joined = folder / name
             _join(parts, joined)
             model, tokenizer = _load(joined)
             joined.unlink()
-        logger.info("converting %s: writing", parts[0].name)
+        logger.info("converting %s: writing", name)
         if tokenizer.chat_template is None:
             tokenizer.chat_template = PLAIN_CHAT_TEMPLATE.read_text(encoding="utf-8")
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
         for file in folder.iterdir():
             shutil.copymode(folder / "config.json", file)  # safetensors leaves its own to the owner
-        logger.info("converting %s: done in %.0f s", parts[0].name, time.monotonic() - started)
+        logger.info("converting %s: done in %.0f s", name, time.monotonic() - started)
+
+
+def source_name(parts: Sequence[Path]) -> str:
+    """The name of the file, also of one that comes in pieces: `m.gguf.part00`, …"""
+    return parts[0].name if len(parts) == 1 else Path(parts[0].stem).with_suffix(".gguf").name
 
 
 def _join(parts: Sequence[Path], file: Path) -> None:

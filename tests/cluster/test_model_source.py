@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,8 +19,10 @@ from tokenizers import Tokenizer
 
 from cluster import model_source
 from cluster.model_source import resolve
+from cluster.scripted_source import SPECIAL_TOKENS
 from engine.errors import ConfigError
 from tests.helpers.hub import hub
+from tests.helpers.server import wait_for
 from tests.helpers.tiny_gguf import write_gguf
 from tests.helpers.tiny_models import tiny_model
 from workers.supported import check_model_folder
@@ -79,9 +83,9 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text())
+@given(text=st.text().filter(lambda text: not any(each in text for each in SPECIAL_TOKENS)))
 def test_any_text_is_its_bytes_and_comes_back(byte_tokenizer: Tokenizer, text: str) -> None:
-    """A token of the scripted model is a byte, whatever the text."""
+    """A token of the scripted model is a byte, whatever the text, but for what marks an end."""
     ids = byte_tokenizer.encode(text).ids
 
     assert bytes(ids) == text.encode()
@@ -238,6 +242,53 @@ def test_a_gguf_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"^m\.gguf is no GGUF file: it begins with b'PK, '$"):
         resolve(str(tmp_path / "m.gguf"), cache_dir=tmp_path)
+
+
+LEAVE_WHILE_CONVERTING = """\
+import sys, threading, time
+from pathlib import Path
+from cluster import model_source
+source, target = map(Path, sys.argv[1:])
+work = threading.Thread(target=model_source._convert, args=([source], target), daemon=True)
+work.start()
+while not (draft := target.with_name(f".{target.name}.draft")).exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_conversion_that_is_left_leaves_nothing(tmp_path: Path) -> None:
+    """A server that is stopped meanwhile ends the converter and removes what it has written."""
+    os.mkfifo(tmp_path / "m.gguf")  # the converter waits in it
+    target = tmp_path / "models" / "m"
+    subprocess.run(
+        [sys.executable, "-c", LEAVE_WHILE_CONVERTING, str(tmp_path / "m.gguf"), str(target)],
+        check=True,
+        timeout=60,
+    )
+
+    assert [file.name for file in target.parent.iterdir()] == [".m.lock"]
+
+
+def test_a_converter_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Out of memory, say. The line names the file as the user did, not the first piece of it."""
+    os.mkfifo(tmp_path / "m.gguf.part00")
+    (tmp_path / "m.gguf.part01").touch()
+    target = tmp_path / "models" / "m"
+    parts = [tmp_path / "m.gguf.part00", tmp_path / "m.gguf.part01"]
+
+    def kill() -> None:
+        wait_for((target.parent / ".m.draft").exists, "a draft", 30)
+        for child in psutil.Process().children():
+            if "workers.convert" in child.cmdline():
+                child.kill()
+
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill)
+        with pytest.raises(ConfigError, match=r"^converting m\.gguf failed: killed by SIGKILL"):
+            model_source._convert(parts, target)
+        killed.result()
+
+    assert [file.name for file in target.parent.iterdir()] == [".m.lock"]
 
 
 FILES: dict[str, bytes] = {

@@ -4,7 +4,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from workers.atomic_folder import new_folder
+from workers.atomic_folder import discard_draft, new_folder
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -47,6 +47,18 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     with new_folder(tmp_path / "m") as folder:
         assert folder is not None
         assert not list(folder.iterdir())
+
+
+def test_a_draft_is_discarded_unless_it_is_being_written(tmp_path: Path) -> None:
+    """The parent of a killed writer cleans up behind it, not under the next one."""
+    (tmp_path / ".m.draft").mkdir()
+    discard_draft(tmp_path / "m")
+    assert not (tmp_path / ".m.draft").exists()
+
+    with new_folder(tmp_path / "m") as folder:
+        assert folder is not None
+        discard_draft(tmp_path / "m")
+        assert folder.exists()
 
 
 def test_one_writes_while_the_others_wait(tmp_path: Path) -> None:
