@@ -23,7 +23,7 @@ from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.process import run as run_api_server
 from cluster.addresses import IpcFolder, ipc_folder, sweep
-from cluster.config import ResolvedModel, ServeConfig
+from cluster.config import EngineOptions, ResolvedModel, ServeConfig
 from cluster.environment import Environment
 from cluster.local_engines import engine_child
 from cluster.model_source import resolve
@@ -32,7 +32,8 @@ from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import set_title, stop_on_signals
-from workers.supported import check_model_folder
+from workers.model_shape import check_options
+from workers.supported import check_model_folder, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,22 @@ _EXECUTOR_SPEAKS_FIRST_S = 10.0
 which knows less, gives it time to say so."""
 
 
-def resolve_model(model: str, variables: Environment) -> ResolvedModel:
-    """Turn what the user named into a local folder that the workers can load.
+def resolve_model(options: EngineOptions, variables: Environment) -> ResolvedModel:
+    """Turn what the user named into a local folder that the workers can load as he asks.
 
     Raises:
-        ConfigError: it cannot be found, downloaded, converted or loaded.
+        ConfigError: it cannot be found, downloaded, converted or loaded, or contradicts the
+            options.
     """
-    folder = resolve(model, cache_dir=variables.cache_dir)
-    return ResolvedModel(name=model, path=folder, model_type=check_model_folder(folder))
+    folder = resolve(options.model, cache_dir=variables.cache_dir)
+    model_type = check_model_folder(folder)
+    check_options(
+        read_config(folder),
+        tensor_parallel_size=options.tensor_parallel_size,
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        max_model_len=None if options.max_model_len == "auto" else options.max_model_len,
+    )
+    return ResolvedModel(name=options.model, path=folder, model_type=model_type)
 
 
 def serve(config: ServeConfig, http_socket: socket.socket) -> int:
@@ -76,7 +85,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
         supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
 
         def start() -> Path:
-            model = resolve_model(config.engine.model, config.environment)
+            model = resolve_model(config.engine, config.environment)
             waterfall.mark("resolve")
             # The port is taken long since. Said only now: above an error of the model, the line
             # would read as a success.

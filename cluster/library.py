@@ -113,7 +113,7 @@ def start_engines(options: EngineOptions) -> Engines:
     for warning in environment.warnings(os.environ):
         logger.warning("%s", warning)
     sweep(ipc_base(variables.rpc_base_path))
-    return Engines(options, variables, resolve_model(options.model, variables))
+    return Engines(options, variables, resolve_model(options, variables))
 
 
 def _end_engines(supervisor: Supervisor, client: EngineClient, folder: IpcFolder) -> None:

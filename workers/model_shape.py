@@ -152,10 +152,11 @@ def check_options(
         pipeline_parallel_size: stages.
         max_model_len: as asked; None where the model's own will be taken, or what fits.
     """
+    max_len: object = config.get("max_position_embeddings")
     if (shape := read_shape(config)) is not None:
         shape.check_split(tensor_parallel_size, pipeline_parallel_size)
-    max_len = shape.max_len if shape is not None else config.get("max_position_embeddings")
-    if max_model_len is not None and _is_size(max_len) and max_model_len > max_len:
+        max_len = shape.max_len
+    if max_model_len is not None and isinstance(max_len, int) and max_model_len > max_len >= 1:
         raise ConfigError(
             f"--max-model-len {max_model_len} must be from 1 to {max_len}, the model's own maximum"
         )
@@ -209,6 +210,8 @@ def _dtype(*configs: Mapping[str, Any]) -> DType:
     """float32 where none says otherwise, as the workers have it."""
     for config in configs:
         match config.get("dtype", config.get("torch_dtype")):
-            case "bfloat16" | "float16" | "float32" as dtype:
-                return dtype
+            case "bfloat16":
+                return "bfloat16"
+            case "float16":
+                return "float16"
     return "float32"

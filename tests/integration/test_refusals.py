@@ -134,6 +134,29 @@ def test_a_cache_too_large_for_memory(tmp_path: Path) -> None:
     assert "KV" in line
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-tp", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
+        (("-pp", "9"), "--pipeline-parallel-size 9 is more than the model's 2 layers"),
+        (("--max-model-len", "8K"), "--max-model-len 8192 must be from 1 to 4096"),
+    ],
+)
+def test_a_model_that_contradicts_the_flags(
+    tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
+    """Its config.json says so: nothing has been started, and no weight has been read."""
+    folder = make_scripted_model(tmp_path)  # for its tokenizer
+    sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    (folder / "model.safetensors").touch()
+
+    line, seconds = refuse(str(folder), "--port", "0", *flags)
+
+    assert words in line
+    assert seconds < 6  # an engine core and its workers would take twice as long
+
+
 def test_a_script_that_cannot_work(tmp_path: Path) -> None:
     """A mistake that only the worker can see."""
     folder = make_scripted_model(tmp_path, kind="tokens", token_ids=[])
