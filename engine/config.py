@@ -104,6 +104,8 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
+    data_parallel_start_rank: int = 0
+    """The first rank of this server; others may have lower ones (hybrid and external balancing)."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -179,6 +181,18 @@ class CoordinatorAddresses:
     publish: str
     """XPUB: loads and waves, to API servers."""
 
+    public_key: bytes | None = None
+    """Whom to expect there (`engine.curve`); None on ipc."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveConfig:
+    """Whom an engine core expects at the other end of its TCP connections. Its own key pair is no
+    setting: it makes that itself."""
+
+    server_public_keys: tuple[bytes, ...]
+    """One per API server, and the coordinator's last (`engine.curve`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
@@ -197,6 +211,10 @@ class WireConfig:
     """Incarnation of this rank: a restarted rank comes under a new one."""
 
     heartbeat_interval_s: float = 1.0
+
+    curve: CurveConfig | None = None
+    """Given where the addresses are TCP: those wires are encrypted. None on ipc, which is private
+    without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,9 @@
-"""How our ZeroMQ sockets are made: kind, high-water mark, linger, access. Bind, then publish: no
-port is ever guessed."""
+"""How our ZeroMQ sockets are made: kind, high-water mark, linger, patience with a link, access.
+
+A TCP connection outlives a cut of its link: for a minute nobody gives up, nothing is lost, and
+TCP sends again what is missing when the link is back. ZeroMQ's own heartbeats stay off, since
+they would end it sooner; ours (`wire.Heartbeat`) are messages, and decide about ranks.
+"""
 
 import os
 import secrets
@@ -8,6 +12,7 @@ from pathlib import Path
 
 import zmq
 
+from engine.curve import CurveLink, make_client
 from engine.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 1 << 30
@@ -18,6 +23,13 @@ DEAD_LINGER_MS = 4000
 
 STOPPED_LINGER_MS = 300
 """The same after an ordered stop, of which nobody need be told."""
+
+LINK_PATIENCE_S = 120
+"""A TCP connection whose peer has been silent for this long is given up by both ends. Until then
+the ROUTER would refuse a new one that the peer makes under the same identity."""
+
+_FIRST_PROBE_S = 60
+_PROBE_INTERVAL_S = 15
 
 
 def make_socket(
@@ -34,6 +46,7 @@ def make_socket(
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, linger_ms)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    _be_patient(socket)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     if kind == zmq.ROUTER:
@@ -44,17 +57,42 @@ def make_socket(
     return socket
 
 
+def allow_ipv6(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """Before it is bound or connected to `address`. Only where that is IPv6: with it, libzmq makes
+    IPv6 sockets for IPv4 too, which some machines cannot."""
+    socket.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
+
+
+def _be_patient(socket: "zmq.Socket[bytes]") -> None:
+    """On TCP, notice a dead link after `LINK_PATIENCE_S`, with and without data under way."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _FIRST_PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_INTERVAL_S)
+    probes = (LINK_PATIENCE_S - _FIRST_PROBE_S) // _PROBE_INTERVAL_S
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, probes)
+    socket.setsockopt(zmq.TCP_MAXRT, LINK_PATIENCE_S * 1000)
+    # From 0.1 s, doubled up to this: a peer that is gone for good is not called ten times a second.
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+
+
 def connect_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
     kind: int,
     address: str,
     *,
     identity: bytes | None = None,
+    curve: CurveLink | None = None,
 ) -> "zmq.Socket[bytes]":
-    """Make a socket and connect it. None is left behind where that fails: a context does not end
-    before its last socket is closed, and nobody can be written to without a connection."""
+    """Make a socket and connect it, encrypted if `curve` is given.
+
+    None is left behind where that fails: a context does not end before its last socket is closed,
+    and nobody can be written to without a connection.
+    """
     socket = make_socket(context, kind, identity=identity)
     try:
+        if curve is not None:
+            make_client(socket, curve)
+        allow_ipv6(socket, address)
         socket.connect(address)
     except BaseException:
         socket.close()
@@ -82,11 +120,3 @@ def make_ipc_directory(base: str | None = None) -> Path:
             f"cannot make the socket folder {path}: {error}; set RAYWIRE_RPC_BASE_PATH"
         ) from error
     return path
-
-
-def bind_tcp(socket: "zmq.Socket[bytes]", host: str) -> str:
-    """Bind to a port of the kernel's choice on exactly one address, and return the address to
-    advertise. For engine cores on other machines, which come with issue 3."""
-    socket.setsockopt(zmq.IPV6, int(":" in host))
-    socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -9,10 +9,11 @@ from typing import TypeAlias
 import pytest
 import zmq
 
+from engine.bound import bind_tcp
 from engine.errors import ConfigError
 from engine.sockets import (
+    LINK_PATIENCE_S,
     MAX_MESSAGE_BYTES,
-    bind_tcp,
     make_ipc_directory,
     make_socket,
 )
@@ -48,24 +49,22 @@ def test_a_folder_that_cannot_be_made_is_refused() -> None:
         make_ipc_directory(str(base / "missing"))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_tcp_binds_one_address_and_a_port_of_the_kernels_choice(
-    context: Context, host: str
-) -> None:
-    """Bind, then publish: the address that comes back works, and only on that host."""
-    if host == "::1" and not _has_ipv6():
-        pytest.skip("no IPv6 on this machine: bind_tcp on ::1 stays unproved")
-    pull, push = make_socket(context, zmq.PULL), make_socket(context, zmq.PUSH)
-    with pull, push:
-        address = bind_tcp(pull, host)
-        push.setsockopt(zmq.IPV6, 1)
-        push.connect(address)
-        push.send(b"hello")
-
-        assert host in address
-        assert not address.endswith(":0")
-        assert pull.poll(10_000)
-        assert pull.recv() == b"hello"
+def test_a_link_may_be_down_for_a_minute(context: Context) -> None:
+    """TCP alone decides that a connection is dead, after two minutes; ZeroMQ's heartbeats are
+    off."""
+    with make_socket(context, zmq.DEALER) as made:
+        assert made.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert made.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        idle_s, interval_s, count = (
+            int(made.getsockopt(option))
+            for option in (
+                zmq.TCP_KEEPALIVE_IDLE,
+                zmq.TCP_KEEPALIVE_INTVL,
+                zmq.TCP_KEEPALIVE_CNT,
+            )
+        )
+        assert idle_s + interval_s * count == LINK_PATIENCE_S == 120
+        assert made.getsockopt(zmq.TCP_MAXRT) == 120_000
 
 
 def test_oversize_frames_are_refused_before_they_are_read(context: Context) -> None:
@@ -81,7 +80,9 @@ def test_a_length_prefix_of_two_gigabytes_costs_the_stranger_its_connection(
 ) -> None:
     """The ROUTER goes on serving others."""
     with make_socket(context, zmq.ROUTER) as router, net.socket() as stranger:
-        address = bind_tcp(router, "127.0.0.1")
+        bound = bind_tcp("127.0.0.1")
+        bound.serve(router)
+        address = bound.address
         stranger.connect(("127.0.0.1", int(address.rpartition(":")[2])))
         stranger.settimeout(10.0)
         stranger.sendall(GREETING + READY_COMMAND)
@@ -135,11 +136,3 @@ def test_an_identity_is_never_taken_over(context: Context) -> None:
         assert not router.poll(300)
         router.send_multipart([b"rank 0", b"answer"])
         assert first.poll(10_000)
-
-
-def _has_ipv6() -> bool:
-    try:
-        with net.create_server(("::1", 0), family=net.AF_INET6):
-            return True
-    except OSError:
-        return False

@@ -89,13 +89,13 @@ def start_process(
         target=process.main,
         args=(config, start_executor or functools.partial(start_fake, **fake)),
     )
-    with _empty_main_module():
+    with empty_main_module():
         started.start()
     return started
 
 
 @contextlib.contextmanager
-def _empty_main_module() -> Iterator[None]:
+def empty_main_module() -> Iterator[None]:
     """A spawned process imports its parent's main module, and pytest takes long to import."""
     before = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
