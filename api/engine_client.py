@@ -14,7 +14,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,7 +25,9 @@ from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
 from api.wire_sockets import WireSockets
 from engine import utility
+from engine.bound import ServerWires
 from engine.codec import Decoder, Encoder
+from engine.doorkeeper import Doorkeeper
 from engine.errors import (
     ConfigError,
     EngineDeadError,
@@ -54,22 +55,12 @@ _UNREACHABLE_GRACE_S = 1.0
 to name the cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientAddresses:
-    """Where one API server binds. Chosen by `cluster/addresses.py`."""
-
-    request: str
-    """ROUTER: requests out, READY in."""
-
-    output: str
-    """PULL: outputs, heartbeats and last words in."""
-
-
 class EngineClient:
-    """The API server's side of wire 1. All methods but `mark_dead` belong to the loop's thread.
+    """The API server's side of wire 1. All methods but `mark_dead` and `allow` belong to the loop's
+    thread.
 
     Args:
-        addresses: where to bind.
+        wires: where to bind; encrypted if there are keys.
         num_engines: data-parallel size.
         client_index: which API server this is.
         heartbeat_timeout_s: silence after which an engine core counts as hung.
@@ -78,7 +69,7 @@ class EngineClient:
 
     def __init__(
         self,
-        addresses: ClientAddresses,
+        wires: ServerWires,
         num_engines: int = 1,
         client_index: int = 0,
         *,
@@ -93,7 +84,8 @@ class EngineClient:
         """Called with each engine core's statistics as they come."""
         self.on_death: Callable[[EngineDeadError], None] | None = None
         """Called once, on the event loop, after all calls have been failed."""
-        self._addresses = addresses
+        self._wires = wires
+        self._doorkeeper = None if wires.keys is None else Doorkeeper(wires.keys)
         self._client_index = client_index
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
@@ -117,7 +109,13 @@ class EngineClient:
 
     def bind(self) -> None:
         """Make the ZeroMQ context and bind. After engines were forked, if they are forked."""
-        self._sockets.bind(self._addresses.request, self._addresses.output)
+        self._sockets.bind(self._wires, self._doorkeeper)
+
+    def allow(self, public_keys: Iterable[bytes]) -> None:
+        """Admit the engine cores with these keys, before they connect. From any thread, also before
+        `bind`. On ipc, which has no keys, nothing is asked and this does nothing."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.allow(public_keys)
 
     async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
         """Wait until all engine cores have said READY; what they said, by rank.
@@ -148,6 +146,7 @@ class EngineClient:
         if self._sockets.is_bound:
             self._fail_all(UnavailableError("the server is shutting down"))
             self._sockets.close()
+        self._wires.close()
 
     def _attach(self) -> None:
         """Watch the sockets from the running event loop."""
@@ -178,6 +177,11 @@ class EngineClient:
     def num_bad_messages(self) -> int:
         """Messages that broke the protocol, dropped."""
         return self._sockets.num_bad_messages
+
+    @property
+    def num_refused_connections(self) -> int:
+        """Of strangers to the encrypted wires."""
+        return 0 if self._doorkeeper is None else self._doorkeeper.num_refused
 
     @property
     def num_in_flight(self) -> int:

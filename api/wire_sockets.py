@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from engine.bound import ServerWires
+from engine.doorkeeper import Doorkeeper
 from engine.errors import WireError
 from engine.sockets import make_socket
 
@@ -43,13 +45,15 @@ class WireSockets:
     def is_bound(self) -> bool:
         return self._context is not None
 
-    def bind(self, request_address: str, output_address: str) -> None:
-        """Make the ZeroMQ context and bind."""
+    def bind(self, wires: ServerWires, doorkeeper: Doorkeeper | None) -> None:
+        """Make the ZeroMQ context and accept connections on `wires`."""
         self._context = zmq.Context(io_threads=1)
         self._router = make_socket(self._context, zmq.ROUTER)
         self._pull = make_socket(self._context, zmq.PULL)
-        self._router.bind(request_address)
-        self._pull.bind(output_address)
+        if doorkeeper is not None:
+            doorkeeper.guard(self._context, (self._router, self._pull))
+        wires.request.serve(self._router)
+        wires.output.serve(self._pull)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from now on, whenever something comes."""

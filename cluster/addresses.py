@@ -1,6 +1,10 @@
-"""The ipc names of wire 1, chosen once.
+"""Where the wires of one server are bound, chosen once, before anybody is told.
 
-The sockets lie in a folder of this server's own (0700, random name, the owner's pid in it).
+With all engine cores on this node they are ipc: names in a folder of this server's own (0700,
+random name, the owner's pid in it). With some elsewhere they are TCP ports of one address of this
+node, bound and held by the command's process until whoever serves them takes them over, and
+encrypted (`engine/bound.py`, `engine/curve.py`).
+
 Nothing is left of it once everyone has connected: connections outlive their names. A server that is
 killed before that leaves the folder to the next start, which sweeps folders whose owner is gone.
 """
@@ -13,11 +17,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from api.engine_client import ClientAddresses
-from engine.config import WireConfig
+from engine.bound import BoundSocket, CoordinatorWires, ServerWires, bind_tcp
+from engine.config import CoordinatorAddresses, CurveConfig, WireConfig
+from engine.curve import CurveKeys
 from engine.sockets import make_ipc_directory
 
 logger = logging.getLogger(__name__)
@@ -26,7 +31,7 @@ _FOLDER_NAME = re.compile(r"raywire-(\d+)-[0-9a-f]{16}")
 
 
 class IpcFolder:
-    """The folder of one server's ipc sockets, and the addresses in it."""
+    """The folder of one server's ipc sockets."""
 
     def __init__(self, base: str | None) -> None:
         self.path = make_ipc_directory(base)
@@ -35,20 +40,9 @@ class IpcFolder:
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def client_addresses(self, client_index: int = 0) -> ClientAddresses:
-        """Where one API server binds."""
-        return ClientAddresses(
-            request=f"ipc://{self.path}/request-{client_index}",
-            output=f"ipc://{self.path}/output-{client_index}",
-        )
-
-    def wire_config(self, num_clients: int = 1) -> WireConfig:
-        """Where the engine cores connect."""
-        clients = [self.client_addresses(i) for i in range(num_clients)]
-        return WireConfig(
-            request_addresses=tuple(client.request for client in clients),
-            output_addresses=tuple(client.output for client in clients),
-        )
+    def socket(self, name: str) -> BoundSocket:
+        """A place in the folder. Nothing is there before it is served."""
+        return BoundSocket(f"ipc://{self.path}/{name}")
 
     def remove(self) -> None:
         """Once everyone has connected, and at the end. Idempotent."""
@@ -56,6 +50,85 @@ class IpcFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+class WireBinder:
+    """Binds the wires of one server.
+
+    Args:
+        folder: takes the ipc sockets.
+        host: the address of this node on which engine cores elsewhere reach it; None: all are on
+            this node, and the wires are ipc.
+        port_range: first and last port on `host`; None leaves the choice to the kernel.
+    """
+
+    def __init__(
+        self,
+        folder: IpcFolder,
+        host: str | None = None,
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._host = host
+        self._port_range = port_range
+
+    def api_server(self, index: int = 0) -> ServerWires:
+        """The wires of one API server, with a key pair of its own where they are TCP.
+
+        Raises:
+            ConfigError: the address is not ours, or no port of the range is free.
+        """
+        with contextlib.ExitStack() as undo:
+            wires = ServerWires(
+                request=self._bind(f"request-{index}", undo),
+                output=self._bind(f"output-{index}", undo),
+                keys=self._keys(),
+            )
+            undo.pop_all()
+        return wires
+
+    def coordinator(self) -> CoordinatorWires:
+        """The wires of the coordinator, if it runs on this node. Raises as `api_server` does."""
+        with contextlib.ExitStack() as undo:
+            wires = CoordinatorWires(
+                request=self._bind("request-coordinator", undo),
+                output=self._bind("output-coordinator", undo),
+                publish=self._bind("publish-coordinator", undo),
+                keys=self._keys(),
+            )
+            undo.pop_all()
+        return wires
+
+    def _bind(self, name: str, undo: contextlib.ExitStack) -> BoundSocket:
+        if self._host is None:
+            return self._folder.socket(name)
+        bound = bind_tcp(self._host, self._port_range)
+        undo.callback(bound.close)
+        return bound
+
+    def _keys(self) -> CurveKeys | None:
+        return None if self._host is None else CurveKeys.generate()
+
+
+def wire_config(
+    api_servers: Sequence[ServerWires], coordinator: CoordinatorAddresses | None = None
+) -> WireConfig:
+    """Where the engine cores connect: the API servers by index, then the coordinator."""
+    requests = [wires.request.address for wires in api_servers]
+    outputs = [wires.output.address for wires in api_servers]
+    keys = [wires.public_key for wires in api_servers]
+    if coordinator is not None:
+        requests.append(coordinator.request)
+        outputs.append(coordinator.output)
+        keys.append(coordinator.public_key)
+    public_keys = tuple(key for key in keys if key is not None)
+    assert len(public_keys) in (0, len(keys)), "some wires are encrypted and some are not"
+    return WireConfig(
+        request_addresses=tuple(requests),
+        output_addresses=tuple(outputs),
+        coordinator_index=None if coordinator is None else len(api_servers),
+        curve=CurveConfig(server_public_keys=public_keys) if public_keys else None,
+    )
 
 
 @contextlib.contextmanager

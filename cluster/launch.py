@@ -22,7 +22,7 @@ from pathlib import Path
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.process import run as run_api_server
-from cluster.addresses import IpcFolder, ipc_folder, sweep
+from cluster.addresses import IpcFolder, WireBinder, ipc_folder, sweep, wire_config
 from cluster.config import EngineOptions, ResolvedModel, ServeConfig
 from cluster.environment import Environment
 from cluster.local_engines import engine_child
@@ -30,6 +30,7 @@ from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
+from engine.bound import ServerWires
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import set_title, stop_on_signals
 from workers.model_shape import check_options
@@ -81,7 +82,8 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
     )
     warn_about_cores(config.topology)
     with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
-        client = make_client(folder, config.topology.num_engines, config.environment)
+        wires = WireBinder(folder).api_server()
+        client = make_client(wires, config.topology.num_engines, config.environment)
         supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
 
         def start() -> Path:
@@ -95,7 +97,7 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
                 http_socket.getsockname()[1],
             )
             configs = config.engine.engine_configs(
-                model, folder.wire_config(), config.environment, config.log_level
+                model, wire_config([wires]), config.environment, config.log_level
             )
             supervisor.start([engine_child(each) for each in configs], "spawn")
             supervisor.watch()
@@ -171,10 +173,10 @@ def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall)
     logger.info("ready total=%.1fs %s", waterfall.total_s, waterfall)
 
 
-def make_client(folder: IpcFolder, num_engines: int, variables: Environment) -> EngineClient:
+def make_client(wires: ServerWires, num_engines: int, variables: Environment) -> EngineClient:
     """The client of `num_engines` engine cores, not yet bound."""
     return EngineClient(
-        folder.client_addresses(),
+        wires,
         num_engines,
         step_timeout_s=variables.execute_model_timeout_s,
     )

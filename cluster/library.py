@@ -18,7 +18,7 @@ import weakref
 
 from api.engine_client import EngineClient
 from cluster import environment, start_method
-from cluster.addresses import IpcFolder, ipc_base, sweep
+from cluster.addresses import IpcFolder, WireBinder, ipc_base, sweep, wire_config
 from cluster.config import EngineOptions, ResolvedModel
 from cluster.environment import Environment
 from cluster.launch import make_client, patience_s, resolve_model
@@ -55,7 +55,8 @@ class Engines:
     ) -> None:
         self.model = model
         folder = IpcFolder(variables.rpc_base_path)
-        self.client = make_client(folder, options.data_parallel_size, variables)
+        wires = WireBinder(folder).api_server()
+        self.client = make_client(wires, options.data_parallel_size, variables)
         client = self.client
         self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
         self._folder = folder
@@ -65,7 +66,7 @@ class Engines:
 
         configs = options.engine_configs(
             model,
-            folder.wire_config(),
+            wire_config([wires]),
             variables,
             options.log_level or variables.log_level or "WARNING",
         )

@@ -13,7 +13,8 @@ import pytest
 import uvloop
 import zmq
 
-from api.engine_client import ClientAddresses, EngineClient
+from api.engine_client import EngineClient
+from engine.bound import ServerWires
 from engine.codec import Encoder, unpack_tokens
 from engine.errors import (
     ConfigError,
@@ -31,13 +32,14 @@ from engine.wire import (
 )
 from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
 from tests.helpers.outputs import read
+from tests.helpers.wires import ipc_wires
 
 TIMEOUT_S = 20.0
 
 
 @pytest.fixture
-def addresses(tmp_path: Path) -> ClientAddresses:
-    return ClientAddresses(f"ipc://{tmp_path}/request", f"ipc://{tmp_path}/output")
+def wires(tmp_path: Path) -> ServerWires:
+    return ipc_wires(tmp_path)
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -57,9 +59,9 @@ def run_once(work: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def connected(
-    addresses: ClientAddresses, num_engines: int = 1, **options: Any
+    wires: ServerWires, num_engines: int = 1, **options: Any
 ) -> AsyncIterator[EngineClient]:
-    client = EngineClient(addresses, num_engines, **options)
+    client = EngineClient(wires, num_engines, **options)
     client.bind()
     try:
         await client.wait_ready(TIMEOUT_S)
@@ -92,23 +94,21 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_request_goes_out_and_its_tokens_come_back(
-    addresses: ClientAddresses, run: Callable[[Any], Any]
+    wires: ServerWires, run: Callable[[Any], Any]
 ) -> None:
     """Over real sockets, on asyncio's loop and on uvloop."""
 
     async def work() -> list[int]:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             outputs = await read(client.stream(make_request()))
             return [t for output in outputs for t in unpack_tokens(output.new_token_ids)]
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         assert run(work()) == [0, 1, 2, 256]
         assert engine.received[0].client_index == 0
 
 
-def test_thousand_requests_lose_no_output(
-    addresses: ClientAddresses, run: Callable[[Any], Any]
-) -> None:
+def test_thousand_requests_lose_no_output(wires: ServerWires, run: Callable[[Any], Any]) -> None:
     """The sockets' descriptors signal changes only: everything is read each time."""
 
     async def count(client: EngineClient, i: int) -> int:
@@ -116,26 +116,26 @@ def test_thousand_requests_lose_no_output(
         return sum(len(unpack_tokens(output.new_token_ids)) for output in outputs)
 
     async def work() -> list[int]:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             counts = await asyncio.gather(*(count(client, i) for i in range(1000)))
             assert client.num_in_flight == 0
             return counts
 
-    with FakeEngine(addresses):
+    with FakeEngine(wires):
         assert run(work()) == [4] * 1000
 
 
-def test_large_prompt_travels_beside_the_body(addresses: ClientAddresses) -> None:
+def test_large_prompt_travels_beside_the_body(wires: ServerWires) -> None:
     """100,000 tokens arrive as they were."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             big = np.arange(100_000, dtype="<u4")
             request = msgspec.structs.replace(make_request(), prompt_token_ids=big)
             client.stream(request)
             await until(lambda: engine.received)
 
-    with FakeEngine(addresses, endless_answer) as engine:
+    with FakeEngine(wires, endless_answer) as engine:
         run_once(work())
         prompt = engine.received[0].prompt_token_ids
         assert prompt is not None
@@ -143,43 +143,43 @@ def test_large_prompt_travels_beside_the_body(addresses: ClientAddresses) -> Non
 
 
 def test_closing_a_stream_early_aborts_the_request(
-    addresses: ClientAddresses, run: Callable[[Any], Any]
+    wires: ServerWires, run: Callable[[Any], Any]
 ) -> None:
     """At once on the engine; late outputs are dropped, and nothing is in flight any more."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             stream = client.stream(make_request())
             await until(stream.take)
             stream.close()
             assert client.num_in_flight == 0
             await until(lambda: not engine.running)
 
-    with FakeEngine(addresses, endless_answer) as engine:
+    with FakeEngine(wires, endless_answer) as engine:
         run(work())
         assert engine.aborted == ["r"]
 
 
-def test_finished_request_is_not_aborted(addresses: ClientAddresses) -> None:
+def test_finished_request_is_not_aborted(wires: ServerWires) -> None:
     """Closing after the end sends nothing."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             stream = client.stream(make_request())
             await read(stream)
             stream.close()
             await client.utility("statistics")  # behind whatever might have been sent
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         run_once(work())
         assert engine.aborted == []
 
 
-def test_last_words_fail_everything_pending_and_later(addresses: ClientAddresses) -> None:
+def test_last_words_fail_everything_pending_and_later(wires: ServerWires) -> None:
     """Streams, UTILITY calls and new requests, all with the cause."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             engine.is_paused = True
             stream = client.stream(make_request())
             await until(lambda: engine.running)
@@ -196,15 +196,15 @@ def test_last_words_fail_everything_pending_and_later(addresses: ClientAddresses
             with pytest.raises(EngineDeadError):
                 await client.utility("statistics")
 
-    with FakeEngine(addresses, endless_answer) as engine:
+    with FakeEngine(wires, endless_answer) as engine:
         run_once(work())
 
 
-def test_dead_message_is_a_death(addresses: ClientAddresses) -> None:
+def test_dead_message_is_a_death(wires: ServerWires) -> None:
     """The engine core's own last words arrive, with their cause."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             deaths: list[EngineDeadError] = []
             client.on_death = deaths.append
             stream = client.stream(make_request())
@@ -217,15 +217,15 @@ def test_dead_message_is_a_death(addresses: ClientAddresses) -> None:
             assert client.death.cause == "worker 1 was killed"
             assert len(deaths) == 1
 
-    with FakeEngine(addresses, endless_answer) as engine:
+    with FakeEngine(wires, endless_answer) as engine:
         run_once(work())
 
 
-def test_death_before_ready_ends_the_wait(addresses: ClientAddresses) -> None:
+def test_death_before_ready_ends_the_wait(wires: ServerWires) -> None:
     """A core that cannot load says why, and nobody waits for it any longer."""
 
     async def work() -> None:
-        client = EngineClient(addresses)
+        client = EngineClient(wires)
         client.bind()
         try:
             await asyncio.to_thread(engine.die, "no such model")
@@ -233,34 +233,32 @@ def test_death_before_ready_ends_the_wait(addresses: ClientAddresses) -> None:
         finally:
             client.close()
 
-    with FakeEngine(addresses, is_ready=False) as engine:
+    with FakeEngine(wires, is_ready=False) as engine:
         with pytest.raises(EngineDeadError, match="no such model"):
             run_once(work())
 
 
 def test_mark_dead_from_another_thread_wakes_readers(
-    addresses: ClientAddresses, run: Callable[[Any], Any]
+    wires: ServerWires, run: Callable[[Any], Any]
 ) -> None:
     """Whoever watches the processes does so in a thread."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             stream = client.stream(make_request())
             await asyncio.to_thread(client.mark_dead, 0, "killed by SIGKILL")
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await read(stream)
 
-    with FakeEngine(addresses, endless_answer):
+    with FakeEngine(wires, endless_answer):
         run(work())
 
 
-def test_silent_core_is_a_hung_core(
-    addresses: ClientAddresses, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_silent_core_is_a_hung_core(wires: ServerWires, caplog: pytest.LogCaptureFixture) -> None:
     """No heartbeat: pending calls fail, and the log says so once, with where it was."""
 
     async def work() -> None:
-        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+        async with connected(wires, heartbeat_timeout_s=0.4) as client:
             engine.is_paused = True
             stream = client.stream(make_request())
             await until(lambda: engine.running and client.engines[0].heartbeat)
@@ -269,60 +267,60 @@ def test_silent_core_is_a_hung_core(
                 await read(stream)
             assert client.engines[0].state == "hung"
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         run_once(work())
     causes = [r.message for r in caplog.records if "first cause:" in r.message]
     assert len(causes) == 1
     assert "EXECUTE" in causes[0]
 
 
-def test_step_that_takes_too_long_is_a_hung_core(addresses: ClientAddresses) -> None:
+def test_step_that_takes_too_long_is_a_hung_core(wires: ServerWires) -> None:
     """Heartbeats go on, but say that the step does not end."""
 
     async def work() -> None:
-        async with connected(addresses, heartbeat_timeout_s=2.0, step_timeout_s=300.0) as client:
+        async with connected(wires, heartbeat_timeout_s=2.0, step_timeout_s=300.0) as client:
             engine.heartbeat_age_ms = 311_000
             await until(lambda: client.death)
             assert client.death is not None
             assert "no progress" in client.death.cause
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         run_once(work())
 
 
-def test_core_that_beats_is_not_hung(addresses: ClientAddresses) -> None:
+def test_core_that_beats_is_not_hung(wires: ServerWires) -> None:
     """Four times the limit pass without a request, and nothing happens."""
 
     async def work() -> None:
-        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+        async with connected(wires, heartbeat_timeout_s=0.4) as client:
             first = client.engines[0].last_seen
             await until(lambda: client.engines[0].last_seen > first + 1.6)
             assert client.death is None
 
-    with FakeEngine(addresses):
+    with FakeEngine(wires):
         run_once(work())
 
 
-def test_own_pause_is_not_the_cores_fault(addresses: ClientAddresses) -> None:
+def test_own_pause_is_not_the_cores_fault(wires: ServerWires) -> None:
     """A process that was stopped itself looks at its mail before it calls anybody dead."""
 
     async def work() -> None:
-        async with connected(addresses, heartbeat_timeout_s=0.4) as client:
+        async with connected(wires, heartbeat_timeout_s=0.4) as client:
             time.sleep(1.0)  # noqa: ASYNC251  # the whole loop stands still: that is the point
             await until(
                 lambda: client.engines[0].last_seen > asyncio.get_running_loop().time() - 0.1
             )
             assert client.death is None
 
-    with FakeEngine(addresses):
+    with FakeEngine(wires):
         run_once(work())
 
 
-def test_unreachable_core_fails_the_request_and_then_is_dead(addresses: ClientAddresses) -> None:
+def test_unreachable_core_fails_the_request_and_then_is_dead(wires: ServerWires) -> None:
     """A send that cannot be routed means that the rank is down, if nobody else says why first."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             await asyncio.to_thread(engine.vanish)
 
             def is_refused() -> bool:
@@ -337,72 +335,72 @@ def test_unreachable_core_fails_the_request_and_then_is_dead(addresses: ClientAd
             assert client.death is not None
             assert client.death.cause == "its connection is gone"
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         run_once(work())
 
 
-def test_core_that_differs_is_refused_with_the_difference(addresses: ClientAddresses) -> None:
+def test_core_that_differs_is_refused_with_the_difference(wires: ServerWires) -> None:
     """Two ranks with different packages would answer differently."""
     other = msgspec.structs.replace(FINGERPRINT, packages={"torch": "2.12"})
 
     async def work() -> None:
-        async with connected(addresses, num_engines=2):
+        async with connected(wires, num_engines=2):
             pass
 
-    with FakeEngine(addresses), FakeEngine(addresses, index=1, fingerprint=other):
+    with FakeEngine(wires), FakeEngine(wires, index=1, fingerprint=other):
         with pytest.raises(ConfigError, match=r"differs from engine core .: torch 2\.1"):
             run_once(work())
 
 
-def test_missing_core_is_named_at_the_deadline(addresses: ClientAddresses) -> None:
+def test_missing_core_is_named_at_the_deadline(wires: ServerWires) -> None:
     """One of two says READY: the error says which did not."""
 
     async def work() -> None:
-        client = EngineClient(addresses, 2)
+        client = EngineClient(wires, 2)
         client.bind()
         try:
             await client.wait_ready(0.3)
         finally:
             client.close()
 
-    with FakeEngine(addresses):
+    with FakeEngine(wires):
         with pytest.raises(EngineDeadError, match=r"no READY .* from engine core 1 \(no heartbeat"):
             run_once(work())
 
 
-def test_start_that_takes_too_long_says_where_it_was(addresses: ClientAddresses) -> None:
+def test_start_that_takes_too_long_says_where_it_was(wires: ServerWires) -> None:
     """A core beats while it loads."""
 
     async def work() -> None:
-        async with loading(addresses) as client:
+        async with loading(wires) as client:
             await client.wait_ready(0.1)
 
-    with FakeEngine(addresses, is_ready=False) as engine:
+    with FakeEngine(wires, is_ready=False) as engine:
         engine.heartbeat_age_ms = 20_000
         with pytest.raises(EngineDeadError, match=r"step 0, LOADING for 20\.0 s"):
             run_once(work())
 
 
-def test_long_start_is_no_long_step(addresses: ClientAddresses) -> None:
+def test_long_start_is_no_long_step(wires: ServerWires) -> None:
     """How long a core was loading is not held against its first step."""
 
     async def work() -> None:
-        async with loading(addresses) as client:
+        async with loading(wires) as client:
             engine.is_silent = True
             engine.become_ready()
             await client.wait_ready(TIMEOUT_S)
             client._check_heartbeats()
             assert client.death is None
 
-    with FakeEngine(addresses, is_ready=False) as engine:
+    with FakeEngine(wires, is_ready=False) as engine:
         engine.heartbeat_age_ms = 20_000
         run_once(work())
 
 
 @contextlib.asynccontextmanager
-async def loading(addresses: ClientAddresses) -> AsyncIterator[EngineClient]:
+async def loading(wires: ServerWires) -> AsyncIterator[EngineClient]:
     """A client that has heard the first heartbeat of a core which is not ready."""
-    client = EngineClient(addresses, step_timeout_s=1.0)
+    client = EngineClient(wires, step_timeout_s=1.0)
     client.bind()
     try:
         client._attach()
@@ -413,27 +411,27 @@ async def loading(addresses: ClientAddresses) -> AsyncIterator[EngineClient]:
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_stale_epoch_is_counted_and_dropped(addresses: ClientAddresses, epoch: int) -> None:
+def test_stale_epoch_is_counted_and_dropped(wires: ServerWires, epoch: int) -> None:
     """Outputs of another incarnation than the one that said READY reach nobody."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
-            with contextlib.closing(Pusher(addresses)) as pusher:
+        async with connected(wires) as client:
+            with contextlib.closing(Pusher(wires)) as pusher:
                 pusher.send(OutputType.OUTPUTS, EngineCoreOutputs(0, epoch))
                 await until(lambda: client.num_stale_messages == 1)
             assert client.death is None
 
-    with FakeEngine(addresses, epoch=1):
+    with FakeEngine(wires, epoch=1):
         run_once(work())
 
 
 class Pusher:
     """A peer on the output wire that says what it likes."""
 
-    def __init__(self, addresses: ClientAddresses) -> None:
+    def __init__(self, wires: ServerWires) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
-        self._socket.connect(addresses.output)
+        self._socket.connect(wires.output.address)
 
     def send(self, kind: OutputType, message: object) -> None:
         self._socket.send_multipart([kind.value, *Encoder().encode(message)])
@@ -460,69 +458,69 @@ BAD_MESSAGES: list[tuple[bytes, ...]] = [
 ]
 
 
-def test_bad_messages_are_counted_and_dropped(addresses: ClientAddresses) -> None:
+def test_bad_messages_are_counted_and_dropped(wires: ServerWires) -> None:
     """Whatever arrives on the output wire, the client goes on."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
-            with contextlib.closing(Pusher(addresses)) as pusher:
+        async with connected(wires) as client:
+            with contextlib.closing(Pusher(wires)) as pusher:
                 for frames in BAD_MESSAGES:
                     pusher.send_raw(*frames)
                 await until(lambda: client.num_bad_messages == len(BAD_MESSAGES))
             stream = client.stream(make_request())
             assert (await read(stream))[-1].finish_reason is FinishReason.STOP
 
-    with FakeEngine(addresses):
+    with FakeEngine(wires):
         run_once(work())
 
 
-def test_utility_calls_answer_per_engine(addresses: ClientAddresses) -> None:
+def test_utility_calls_answer_per_engine(wires: ServerWires) -> None:
     """On all engine cores, or on one."""
 
     async def work() -> tuple[list[Any], list[Any]]:
-        async with connected(addresses, num_engines=2) as client:
+        async with connected(wires, num_engines=2) as client:
             everywhere = await client.utility("reset_prefix_cache")
             return everywhere, await client.utility("statistics", engine_index=1)
 
-    with FakeEngine(addresses), FakeEngine(addresses, index=1) as second:
+    with FakeEngine(wires), FakeEngine(wires, index=1) as second:
         everywhere, one = run_once(work())
         assert everywhere == [True, True]
         assert one[0].scheduler.num_running == 0
         assert [call.method for call in second.calls] == ["reset_prefix_cache", "statistics"]
 
 
-def test_unknown_utility_method_is_not_sent(addresses: ClientAddresses) -> None:
+def test_unknown_utility_method_is_not_sent(wires: ServerWires) -> None:
     """The allow-list holds on this side too."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             await client.utility("__init__")
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         with pytest.raises(WireError, match="no utility method"):
             run_once(work())
         assert engine.calls == []
 
 
-def test_utility_call_without_an_answer_times_out(addresses: ClientAddresses) -> None:
+def test_utility_call_without_an_answer_times_out(wires: ServerWires) -> None:
     """And leaves no pending call behind."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             engine.answers_calls = False
             with pytest.raises(UnavailableError, match="no answer"):
                 await client.utility("statistics", timeout_s=0.1)
             assert client._calls == {}
 
-    with FakeEngine(addresses) as engine:
+    with FakeEngine(wires) as engine:
         run_once(work())
 
 
-def test_requests_are_spread_over_ranks(addresses: ClientAddresses) -> None:
+def test_requests_are_spread_over_ranks(wires: ServerWires) -> None:
     """Or go where they ask to; a rank that does not exist is the caller's mistake."""
 
     async def work() -> None:
-        async with connected(addresses, num_engines=2) as client:
+        async with connected(wires, num_engines=2) as client:
             first.is_paused = second.is_paused = True
             for i in range(4):
                 client.stream(make_request(f"r{i}"))
@@ -531,17 +529,17 @@ def test_requests_are_spread_over_ranks(addresses: ClientAddresses) -> None:
                 client.stream(make_request("to-2", data_parallel_rank=2))
             await until(lambda: len(first.running) + len(second.running) == 5)
 
-    with FakeEngine(addresses) as first, FakeEngine(addresses, index=1) as second:
+    with FakeEngine(wires) as first, FakeEngine(wires, index=1) as second:
         run_once(work())
         assert len(first.received) == 2
         assert [r.request_id for r in second.received][-1] == "to-1"
 
 
-def test_closing_the_client_fails_what_is_pending(addresses: ClientAddresses) -> None:
+def test_closing_the_client_fails_what_is_pending(wires: ServerWires) -> None:
     """Nobody is left waiting; closing twice is harmless."""
 
     async def work() -> None:
-        async with connected(addresses) as client:
+        async with connected(wires) as client:
             stream = client.stream(make_request())
             client.close()
             client.close()
@@ -550,5 +548,5 @@ def test_closing_the_client_fails_what_is_pending(addresses: ClientAddresses) ->
                 await read(stream)
             assert client.death is None
 
-    with FakeEngine(addresses, endless_answer):
+    with FakeEngine(wires, endless_answer):
         run_once(work())

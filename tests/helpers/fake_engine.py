@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import zmq
 
-from api.engine_client import ClientAddresses
 from engine import codec, utility
+from engine.bound import ServerWires
 from engine.sockets import make_socket
 from engine.step import WorkerStats
 from engine.wire import (
@@ -70,7 +70,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        addresses: ClientAddresses,
+        wires: ServerWires,
         answer: Answer = prompt_as_answer,
         *,
         index: int = 0,
@@ -99,7 +99,7 @@ class FakeEngine:
         self.running: dict[str, Iterator[int | FinishReason]] = {}
         self.failure: BaseException | None = None
         self.index, self.epoch = index, epoch
-        self._addresses = addresses
+        self._wires = wires
         self._ready = EngineReady(
             engine_index=index,
             epoch=epoch,
@@ -161,8 +161,8 @@ class FakeEngine:
         self._push = make_socket(context, zmq.PUSH)
         for socket in (self._dealer, self._push):
             socket.setsockopt(zmq.RECONNECT_IVL, 5)  # the client may bind later
-        self._dealer.connect(self._addresses.request)
-        self._push.connect(self._addresses.output)
+        self._dealer.connect(self._wires.request.address)
+        self._push.connect(self._wires.output.address)
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001  # raised again where the test ends

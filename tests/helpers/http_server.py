@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 
 from api.config import ApiConfig
-from api.engine_client import ClientAddresses, EngineClient
+from api.engine_client import EngineClient
 from api.process import run
 from engine.lifecycle import StopFlag
 from tests.helpers import byte_folder
 from tests.helpers.fake_engine import Answer, FakeEngine, prompt_as_answer
+from tests.helpers.wires import ipc_wires
 
 TIMEOUT_S = 20.0
 
@@ -102,10 +103,10 @@ def serving(
     """Run a server with one fake engine core while the block runs."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raywire-test-")))
-        addresses = ClientAddresses(f"ipc://{folder}/request", f"ipc://{folder}/output")
+        wires = ipc_wires(folder)
         model = byte_folder.make(folder / "model")
-        engine = stack.enter_context(FakeEngine(addresses, answer, **engine_options or {}))
-        client = EngineClient(addresses, heartbeat_timeout_s=heartbeat_timeout_s)
+        engine = stack.enter_context(FakeEngine(wires, answer, **engine_options or {}))
+        client = EngineClient(wires, heartbeat_timeout_s=heartbeat_timeout_s)
         stop = StopFlag()
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
