@@ -14,6 +14,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 
+CPU_KV_BYTES = 1 << 30
+"""KV cache of a machine's engines together, unless a quarter of its memory is less."""
+
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
@@ -47,6 +50,18 @@ def prepare_environment(config: EngineConfig) -> None:
     # The workers of one engine are always on one machine: nothing of theirs leaves it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     _keep_large_allocations()
+
+
+def cpu_kv_budget(free_bytes: int, world_size: int, num_local_engines: int) -> int:
+    """What a worker on CPU may give to its KV cache unless the user says.
+
+    Args:
+        free_bytes: memory that is left once the weights are loaded.
+        world_size: workers of its engine core. Each has the KV of its own heads or layers, so they
+            all get as much; free memory, which they do share, limits them together.
+        num_local_engines: engine cores on this machine.
+    """
+    return min(CPU_KV_BYTES, free_bytes // 4 // world_size) // num_local_engines
 
 
 def available_cores() -> int:

@@ -55,12 +55,6 @@ from workers.parallel import Place
 
 IntArray = NDArray[np.int64]
 
-BYTES_PER_TOKEN = 64
-"""What a token pretends to need in the KV cache, so that scheduling and preemption are real."""
-
-KV_CACHE_BYTES = 16 << 20
-"""Unless told otherwise: 262,144 tokens. A million blocks would cost the scheduler real memory."""
-
 MAX_DELAY_S = 3600.0
 
 LEAD = 12.0

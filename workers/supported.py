@@ -13,6 +13,12 @@ from engine.errors import ConfigError
 SCRIPTED = "scripted"
 """`model_type` of the scripted model (`workers/scripted.py`), which has no weights."""
 
+SCRIPTED_KV_BYTES_PER_TOKEN = 64
+"""What its tokens pretend to need in the KV cache, so that scheduling and preemption are real."""
+
+SCRIPTED_KV_CACHE_BYTES = 16 << 20
+"""Unless told otherwise: 262,144 tokens. A million blocks would cost the scheduler real memory."""
+
 SUPPORTED_MODEL_TYPES = frozenset(
     {"gemma3", "gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3", SCRIPTED}
 )

@@ -17,19 +17,20 @@ from engine.errors import ConfigError
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
 from workers import resources, scripted
 from workers.input_batch import InputBatch
-from workers.kv_cache import GIB, check_fits
+from workers.kv_cache import check_fits
 from workers.model_runner import Model, ModelRunner
 from workers.parallel import Parallel, Place
 from workers.sampler import Sampler
-from workers.supported import SCRIPTED
+from workers.supported import (
+    SCRIPTED,
+    SCRIPTED_KV_BYTES_PER_TOKEN,
+    SCRIPTED_KV_CACHE_BYTES,
+)
 
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 32
 """On CPU, enough to make every kind of call once."""
-
-CPU_KV_BYTES = GIB
-"""KV cache of a machine's engines together, unless a quarter of its memory is less."""
 
 GPU_KV_SHARE = 0.9
 """Of a GPU's memory that is free after loading."""
@@ -143,8 +144,8 @@ class Worker:
             dtype="float32",
             vocab_size=config.vocab_size,
             model_max_len=config.max_position_embeddings,
-            kv_bytes_per_token=scripted.BYTES_PER_TOKEN,
-            kv_budget_bytes=scripted.KV_CACHE_BYTES,
+            kv_bytes_per_token=SCRIPTED_KV_BYTES_PER_TOKEN,
+            kv_budget_bytes=SCRIPTED_KV_CACHE_BYTES,
             description=f"device=cpu script={config.script.kind}",
         )
 
@@ -193,10 +194,11 @@ class Worker:
         if self._device.type == "cuda":
             free = int(self._free_memory() * GPU_KV_SHARE)
             return max(0, free - self._gpu_activation_bytes(model_max_len))
-        # Each rank has the KV of its own heads or layers, so an engine's ranks all get as much;
-        # free memory, which they do share, limits them together.
-        share = self._free_memory() // 4 // self._config.parallel.world_size
-        return min(CPU_KV_BYTES, share) // self._config.executor.num_local_engines
+        return resources.cpu_kv_budget(
+            self._free_memory(),
+            self._config.parallel.world_size,
+            self._config.executor.num_local_engines,
+        )
 
     def _free_memory(self) -> int:
         if self._device.type == "cuda":

@@ -24,7 +24,7 @@ from tests.helpers.tiny_models import (
 from tests.helpers.worker_settings import SPEC, loaded_worker, worker_config
 from workers.parallel import Place
 from workers.pipeline_parallel import stage_layers
-from workers.worker import CPU_KV_BYTES
+from workers.resources import CPU_KV_BYTES
 
 NUM_TOKENS = 12
 

@@ -14,7 +14,8 @@ from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.worker_settings import SPEC, loaded_worker, worker_config
 from workers import resources
-from workers.worker import CPU_KV_BYTES, Worker, _largest_step
+from workers.resources import CPU_KV_BYTES
+from workers.worker import Worker, _largest_step
 
 
 @pytest.fixture(scope="module")
