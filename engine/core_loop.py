@@ -182,8 +182,9 @@ class _CoreTarget:
         if is_start:
             self._start_profile(directory)
         else:
-            self._core.executor.profile(False, directory)
+            # Forgotten first: a rank that cannot write its trace has stopped all the same.
             self._profile_directory = None
+            self._core.executor.profile(False, directory)
 
     def _start_profile(self, directory: str) -> None:
         try:

@@ -117,14 +117,24 @@ class Worker:
 
     def profile(self, is_start: bool, directory: str) -> None:
         """Start the profiler, or stop it and write `rank<N>.trace.json` (Chrome's format) into
-        `directory`, which exists. What is so already stays so."""
+        `directory`. What is so already stays so.
+
+        Raises:
+            OSError: the trace cannot be written. The profiler has stopped all the same.
+        """
         if is_start and self._profiler is None:
-            self._profiler = torch.profiler.profile()
-            self._profiler.start()
+            profiler = torch.profiler.profile()
+            profiler.start()
+            self._profiler = profiler
         elif not is_start and self._profiler is not None:
-            self._profiler.stop()
-            self._profiler.export_chrome_trace(f"{directory}/rank{self._rank}.trace.json")
-            self._profiler = None
+            # Forgotten first: after a disk that was full, the next start is a new one.
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            trace = Path(directory, f"rank{self._rank}.trace.json")
+            trace.unlink(missing_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            if not trace.is_file():  # torch writes that on standard error and goes on
+                raise OSError(f"{trace} cannot be written")
 
     def close(self) -> None:
         """Leave the groups and give up the cache. Idempotent."""

@@ -273,6 +273,15 @@ def test_a_profiler_that_starts_on_some_ranks_only_is_stopped_on_all(tmp_path: P
     assert harness.executor.profiles == [(True, folder), (False, folder)]
 
 
+def test_a_trace_that_cannot_be_written_does_not_hinder_the_next_start(tmp_path: Path) -> None:
+    """All ranks have stopped, whatever became of their files."""
+    folder = str(tmp_path)
+    harness = Harness(FakeExecutor(refuse_profile_stop=True))
+    answers = harness.answers(*(("profile", is_start, folder) for is_start in (True, False, True)))
+
+    assert [answer.failure is None for answer in answers] == [True, False, True]
+
+
 def test_the_load_goes_to_every_api_server_when_it_changes() -> None:
     """API server 1 has no request, but hears of one waiting, of it running, and of its end."""
     harness = Harness()

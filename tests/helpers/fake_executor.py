@@ -82,6 +82,9 @@ class FakeExecutor:
     refuse_profile_start: bool = False
     """Raise RequestFailedError from each start of the profiler, which some ranks have obeyed."""
 
+    refuse_profile_stop: bool = False
+    """Raise RequestFailedError from each stop of the profiler, which all ranks have obeyed."""
+
     on_failure: Callable[[str], None] | None = None
 
     plans: list[SchedulerOutput] = field(default_factory=list)
@@ -140,6 +143,8 @@ class FakeExecutor:
         self.profiles.append((is_start, directory))
         if is_start and self.refuse_profile_start:
             raise RequestFailedError("rank 1 cannot profile")
+        if not is_start and self.refuse_profile_stop:
+            raise RequestFailedError("rank 1 cannot write its trace")
 
     def close(self) -> None:
         self.is_closed = True

@@ -147,6 +147,20 @@ def test_profile_writes_one_trace_per_rank(worker: Worker, tmp_path: Path) -> No
     assert "aten::linear" in names
 
 
+def test_a_trace_that_cannot_be_written_does_not_hinder_the_next(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Its folder may have gone meanwhile."""
+    worker.profile(True, str(tmp_path))
+    with pytest.raises(OSError, match=r"gone/rank0\.trace\.json cannot be written"):
+        worker.profile(False, str(tmp_path / "gone"))
+
+    worker.profile(True, str(tmp_path))
+    worker.profile(False, str(tmp_path))
+
+    assert (tmp_path / "rank0.trace.json").stat().st_size
+
+
 def test_close_can_be_called_twice(folder: Path) -> None:
     """Also before anything was loaded, and while profiling."""
     Worker(worker_config(folder), 0, "").close()
