@@ -106,7 +106,10 @@ def load(
 def read_config(folder: Path) -> Any:
     """transformers' configuration of the text model in a folder."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = whole.get_text_config()
+        if config.dtype is None:
+            config.dtype = whole.dtype  # an image model says it once, above its parts
     except _CONFIG_ERRORS as error:
         raise ConfigError(_refusal(error)) from error
     rope = getattr(config, "rope_parameters", None) or {}

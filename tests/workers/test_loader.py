@@ -87,6 +87,15 @@ def test_the_text_model_of_an_image_model_is_loaded(
     assert_same_tokens(folder, tiny_model("gemma3", tmp_path_factory.getbasetemp()))
 
 
+def test_the_dtype_of_an_image_model_is_that_of_its_text_model(tmp_path: Path) -> None:
+    """Said once, at the top of config.json: Gemma 3 of the hub would take twice the memory."""
+    text_config = {"model_type": "gemma3_text", "num_hidden_layers": 1}
+    config = {"model_type": "gemma3", "dtype": "bfloat16", "text_config": text_config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert loader._dtype("auto", loader.read_config(tmp_path)) == torch.bfloat16
+
+
 def test_a_checkpoint_in_shards_is_loaded(
     copy_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
