@@ -2,7 +2,7 @@
 
     demo                 Gemma 3 270M out of a Python package (extra `demo`), converted once
     scripted             a model without weights that echoes the prompt
-    scripted:FILE        the same with a script from a JSON file (`workers/scripted.py`)
+    scripted:FILE        the same with a script from a JSON file (`workers/script.py`)
     path/to/folder       as it is
     path/to/model.gguf   converted once
     owner/name           downloaded from the Hugging Face hub, unless a folder has that name

@@ -1,7 +1,7 @@
 """The folder of `raywire serve scripted`: a config with a script and a tokenizer for any text.
 
-Used by `model_source`. What a script may say, and what the model makes of it, is in
-`workers/scripted.py`. One token is one byte of UTF-8, so every text is its own list of tokens:
+Used by `model_source`. What a script may say is in `workers/script.py`, what the model makes of it
+in `workers/scripted.py`. One token is one byte of UTF-8, so every text is its own list of tokens:
 
     0 … 255   the byte          258   <|turn|>, before each message of a chat
     256       <s>               259   <pad>
@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.errors import ConfigError
 from workers.atomic_folder import new_folder
+from workers.script import ScriptedConfig
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|turn|>", "<pad>")
 FIRST_SPECIAL_ID = 256
@@ -38,7 +41,7 @@ def scripted_folder(cache_dir: Path, script: Mapping[str, Any]) -> Path:
 
     Args:
         cache_dir: where converted models are kept.
-        script: fields of `workers.scripted.Script`.
+        script: fields of `workers.script.Script`.
 
     Raises:
         OSError: the cache cannot be written.
@@ -64,7 +67,7 @@ def read_script(file: Path) -> dict[str, Any]:
     """Read a script from a JSON file.
 
     Raises:
-        ConfigError: there is none, or it is no JSON object.
+        ConfigError: there is none, it is no JSON object, or the model cannot play it.
     """
     try:
         script = json.loads(file.read_text(encoding="utf-8"))
@@ -72,6 +75,10 @@ def read_script(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the script {file}: {error}") from error
     if not isinstance(script, dict):
         raise ConfigError(f'the script {file} must be a JSON object such as {{"kind": "echo"}}')
+    try:
+        msgspec.convert(_config(script), ScriptedConfig)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"cannot use the script {file}: {error}") from error
     return script
 
 

@@ -15,7 +15,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
-from workers import resources, scripted
+from workers import resources, script, scripted
 from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
 from workers.model_runner import Model, ModelRunner
@@ -147,7 +147,7 @@ class Worker:
             self._parallel = None
 
     def _load_scripted(self) -> WorkerReport:
-        config = scripted.read_config(Path(self._config.model.path))
+        config = script.read_config(Path(self._config.model.path))
         self._model = scripted.ScriptedModel(config, self._rank, self._place)
         return WorkerReport(
             rank=self._rank,

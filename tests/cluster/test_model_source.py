@@ -136,6 +136,30 @@ def test_a_broken_script_is_one_clear_line(content: str, tmp_path: Path) -> None
         resolve(f"scripted:{tmp_path / 'script.json'}", cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ({"kind": "sing"}, "Invalid enum value 'sing' - at `$.script.kind`"),
+        ({"tokens": [1]}, "unknown field `tokens` - at `$.script`"),
+        ({"kind": "cycle"}, "a script of kind 'cycle' needs token_ids - at `$.script`"),
+        ({"kind": "tokens", "token_ids": [260]}, "script.token_ids has 260; vocab_size is 260"),
+        ({"step_delay_s": -1}, "script.step_delay_s must be from 0"),
+    ],
+)
+def test_a_script_that_cannot_be_played_is_one_clear_line(
+    script: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """It names the user's file, not the folder in the cache, and comes before anything starts."""
+    (tmp_path / "script.json").write_text(json.dumps(script))
+
+    with pytest.raises(ConfigError) as caught:
+        resolve(f"scripted:{tmp_path / 'script.json'}", cache_dir=tmp_path / "cache")
+
+    assert str(caught.value).startswith(f"cannot use the script {tmp_path / 'script.json'}: ")
+    assert words in str(caught.value)
+    assert not (tmp_path / "cache" / "models").exists()
+
+
 def test_a_file_that_is_no_model_is_one_clear_line(tmp_path: Path) -> None:
     """A single weight file is not enough to serve."""
     (tmp_path / "model.safetensors").write_bytes(b"x")
