@@ -147,6 +147,8 @@ class Worker:
             self._parallel = None
 
     def _load_scripted(self) -> WorkerReport:
+        if self._config.executor.device == "cuda":
+            _choose_device(self._config, self._rank)  # it has no use for one, but asks as all do
         config = script.read_config(Path(self._config.model.path))
         self._model = scripted.ScriptedModel(config, self._rank, self._place)
         return WorkerReport(

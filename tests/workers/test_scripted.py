@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.errors import ConfigError
 from engine.sampling_params import SamplingParams
@@ -169,3 +170,13 @@ def test_a_model_that_cannot_be_is_refused(
     (folder / "config.json").write_text(json.dumps({**config, name: value}))
     with pytest.raises(ConfigError, match=message):
         Worker(worker_config(folder), 0, "").load()
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """As for other models, though this one would not use it."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    folder = scripted_folder(tmp_path, kind="echo")
+
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        Worker(worker_config(folder, device="cuda"), 0, "").load()
