@@ -45,13 +45,14 @@ class WireSockets:
     def is_bound(self) -> bool:
         return self._context is not None
 
-    def bind(self, wires: ServerWires, doorkeeper: Doorkeeper | None) -> None:
-        """Make the ZeroMQ context and accept connections on `wires`."""
+    def bind(self, wires: ServerWires, doorkeeper: Doorkeeper) -> None:
+        """Make the ZeroMQ context and accept connections on `wires`; over TCP, from those only that
+        `doorkeeper` knows."""
         self._context = zmq.Context(io_threads=1)
         self._router = make_socket(self._context, zmq.ROUTER)
         self._pull = make_socket(self._context, zmq.PULL)
-        if doorkeeper is not None:
-            doorkeeper.guard(self._context, (self._router, self._pull))
+        if wires.keys is not None:
+            doorkeeper.guard(self._context, (self._router, self._pull), wires.keys)
         wires.request.serve(self._router)
         wires.output.serve(self._pull)
 

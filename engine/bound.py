@@ -32,6 +32,16 @@ class BoundSocket:
         """What peers connect to: `ipc://…`, `tcp://host:port` or `tcp://[host]:port`."""
         self._listener = listener
 
+    @classmethod
+    def from_descriptor(cls, address: str, descriptor: int) -> "BoundSocket":
+        """What another process has bound and handed to this one."""
+        return cls(address, net.socket(fileno=descriptor))
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of the listening socket; None on ipc."""
+        return None if self._listener is None else self._listener.fileno()
+
     def serve(self, socket: "zmq.Socket[bytes]") -> None:
         """Let a ZeroMQ socket accept connections here. TCP: it owns the listening socket now."""
         if self._listener is not None:

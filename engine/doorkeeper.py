@@ -24,16 +24,11 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DE
 
 
 class Doorkeeper:
-    """Admits listed clients to the sockets of one ZeroMQ context.
+    """Admits listed clients to the sockets of one ZeroMQ context."""
 
-    Args:
-        keys: the pair of this process.
-    """
-
-    def __init__(self, keys: CurveKeys) -> None:
+    def __init__(self) -> None:
         self.num_refused = 0
         """Connections that were not let in."""
-        self._keys = keys
         self._allowed: set[bytes] = set()
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
@@ -44,9 +39,13 @@ class Doorkeeper:
         self._allowed.update(public_keys)
 
     def guard(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", sockets: Sequence["zmq.Socket[bytes]"]
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        sockets: Sequence["zmq.Socket[bytes]"],
+        keys: CurveKeys,
     ) -> None:
-        """Stand at the door of `sockets` until `context.term()`. Before they are bound.
+        """Stand at the door of `sockets`, with the keys of this process, until `context.term()`.
+        Before they are bound.
 
         Not until `context.destroy()`, which also leaving a `with` block of it does: that would
         close the thread's sockets under its hands.
@@ -55,7 +54,7 @@ class Doorkeeper:
         zap.bind(_ZAP_ADDRESS)
         monitors = [_monitor(context, socket) for socket in sockets]
         for socket in sockets:
-            curve.make_server(socket, self._keys)
+            curve.make_server(socket, keys)
         threading.Thread(
             target=self._run, args=(zap, monitors), name="doorkeeper", daemon=True
         ).start()

@@ -26,9 +26,9 @@ class House:
 
     def __init__(self, context: Context) -> None:
         self.keys = CurveKeys.generate()
-        self.doorkeeper = Doorkeeper(self.keys)
+        self.doorkeeper = Doorkeeper()
         self.pull = make_socket(context, zmq.PULL)
-        self.doorkeeper.guard(context, [self.pull])
+        self.doorkeeper.guard(context, [self.pull], self.keys)
         bound = bind_tcp("127.0.0.1")
         bound.serve(self.pull)
         self.address = bound.address
