@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
+from cluster import vllm_flags
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -17,7 +19,18 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """Shows its options under their headings, in the order in which headings first appear."""
+    """Shows its options under their headings, in the order in which headings first appear, and
+    knows what to do instead of options that others have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ours = {name for param in self.get_params(ctx) for name in param.opts}
+            if (advice := vllm_flags.advice(error.option_name, given, ours)) is None:
+                raise
+            raise click.UsageError(advice, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
