@@ -8,6 +8,11 @@ So a hash stands for everything that the block's keys and values depend on, from
 on: chaining carries the adapter and the salt to every block. SHA-256, because whoever can make two
 prompts collide reads another tenant's cache; there is no cheaper hash to choose. Computed on the
 input thread by `EngineCore.prepare`, and by the scheduler as outputs fill blocks.
+
+The hash is the only check of a hit. Comparing the token ids of each block as well would cost little
+(0.1 ms for 100,000 tokens, 100 bytes a block) and prove little: what comes before a block, and its
+adapter, salt and images, would still be told apart by the hash alone. So a second guard would have
+to keep and compare all of that, against collisions of which SHA-256 has none known.
 """
 
 from collections.abc import Sequence
