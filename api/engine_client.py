@@ -56,11 +56,10 @@ to name the cause."""
 
 
 class EngineClient:
-    """The API server's side of wire 1. All methods but `mark_dead` and `allow` belong to the loop's
-    thread.
+    """The API server's side of wire 1. All methods but `bind`, `allow` and `mark_dead` belong to
+    the loop's thread.
 
     Args:
-        wires: where to bind; encrypted if there are keys.
         num_engines: data-parallel size.
         client_index: which API server this is.
         heartbeat_timeout_s: silence after which an engine core counts as hung.
@@ -69,7 +68,6 @@ class EngineClient:
 
     def __init__(
         self,
-        wires: ServerWires,
         num_engines: int = 1,
         client_index: int = 0,
         *,
@@ -84,8 +82,7 @@ class EngineClient:
         """Called with each engine core's statistics as they come."""
         self.on_death: Callable[[EngineDeadError], None] | None = None
         """Called once, on the event loop, after all calls have been failed."""
-        self._wires = wires
-        self._doorkeeper = None if wires.keys is None else Doorkeeper(wires.keys)
+        self._doorkeeper = Doorkeeper()
         self._client_index = client_index
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
@@ -107,15 +104,19 @@ class EngineClient:
 
     # ------------------------------------------------------------------------- start and stop
 
-    def bind(self) -> None:
-        """Make the ZeroMQ context and bind. After engines were forked, if they are forked."""
-        self._sockets.bind(self._wires, self._doorkeeper)
+    def bind(self, wires: ServerWires) -> None:
+        """Make the ZeroMQ context and bind; encrypted if there are keys. From any thread, before
+        `wait_ready`; after engines were forked, if they are forked."""
+        with self._lock:
+            if self._is_closed:  # the start was cut short
+                wires.close()
+            else:
+                self._sockets.bind(wires, self._doorkeeper)
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
-        """Admit the engine cores with these keys, before they connect. From any thread, also before
-        `bind`. On ipc, which has no keys, nothing is asked and this does nothing."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.allow(public_keys)
+        """Admit the engine cores with these keys, before they connect. From any thread. Nobody is
+        asked for keys on ipc."""
+        self._doorkeeper.allow(public_keys)
 
     async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
         """Wait until all engine cores have said READY; what they said, by rank.
@@ -146,14 +147,11 @@ class EngineClient:
         if self._sockets.is_bound:
             self._fail_all(UnavailableError("the server is shutting down"))
             self._sockets.close()
-        self._wires.close()
 
     def _attach(self) -> None:
         """Watch the sockets from the running event loop."""
         if self._loop is not None:
             return
-        if not self._sockets.is_bound:
-            self.bind()
         loop = asyncio.get_running_loop()
         with self._lock:
             self._loop = loop
@@ -181,7 +179,12 @@ class EngineClient:
     @property
     def num_refused_connections(self) -> int:
         """Of strangers to the encrypted wires."""
-        return 0 if self._doorkeeper is None else self._doorkeeper.num_refused
+        return self._doorkeeper.num_refused
+
+    @property
+    def heeds_stop(self) -> bool:
+        """Whether all engine cores would act on a stop: they have loaded, and none hangs."""
+        return all(e.ready is not None and e.state != "hung" for e in self.engines)
 
     @property
     def num_in_flight(self) -> int:
@@ -355,8 +358,9 @@ class EngineClient:
 
     # ----------------------------------------------------------------------------- life and death
 
-    def mark_dead(self, engine_index: int, cause: str) -> None:
-        """Say that an engine core is gone. From any thread; only the first call has an effect."""
+    def mark_dead(self, engine_index: int | None, cause: str) -> None:
+        """Say that an engine core is gone, or (None) another process that the server cannot live
+        without. From any thread; only the first call has an effect."""
         with self._lock:
             loop = self._loop
             if loop is not None and not _is_current(loop):
@@ -364,18 +368,19 @@ class EngineClient:
                 return
         self._declare_dead(engine_index, cause)
 
-    def _declare_dead(self, engine_index: int, cause: str, is_first: bool = False) -> None:
+    def _declare_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
         """Take note of a death. `is_first`: nobody else has seen it, so we log its cause."""
         if self.death is not None or self._is_closed:
             return
-        engine = self.engines[engine_index]
-        engine.state = "hung" if engine.state == "hung" else "dead"
-        engine.load.is_up = False
+        if engine_index is not None:
+            engine = self.engines[engine_index]
+            engine.state = "hung" if engine.state == "hung" else "dead"
+            engine.load.is_up = False
         self.death = EngineDeadError(engine_index, cause)
         if is_first:
-            logger.error("first cause: engine core %d: %s", engine_index, cause)
+            logger.error("first cause: engine core %s: %s", engine_index, cause)
         else:
-            logger.warning("engine core %d is dead, cause: %s; stopping", engine_index, cause)
+            logger.warning("stopping: %s", self.death)
         self._fail_all(self.death)
         self._starting.set()
         if self.on_death is not None:

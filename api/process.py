@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +28,8 @@ from api.service import LoadedModel, Service
 from api.threads import LONG_BYTES
 from api.tokenizer import Tokenizer
 from engine.errors import UnavailableError
-from engine.lifecycle import StopFlag
+from engine.lifecycle import StopFlag, in_lasting_thread
+from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
 
@@ -51,24 +50,27 @@ def run(
     client: EngineClient,
     start: Callable[[], Path],
     stop: StopFlag,
+    on_serving: Callable[[Sequence[EngineReady]], None] = lambda _: None,
 ) -> int:
     """Serve until stopped or dead. Runs its event loop in the calling thread.
 
-    In this order: the port answers (503 everywhere but on `/live`), `client` is bound, `start` runs
-    in a thread of its own, the tokenizer loads in another while the engine cores load, all cores
+    In this order: the port answers (503 everywhere but on `/live`), `start` runs in a thread of its
+    own, the tokenizer loads in another while the engine cores load, all cores
     say READY, requests are served. After the first stop signal readiness is off, new requests get
     503, running ones have `config.shutdown_timeout_s`; a second signal ends them at once.
 
     Args:
         config: settings.
         http_socket: bound; `run` listens on it and closes it.
-        client: neither bound nor used so far; `run` binds and closes it. Whoever watches the engine
+        client: neither bound nor used so far; `run` closes it. Whoever watches the engine
             processes may call its `mark_dead` from any thread, also before `start` returns.
-        start: makes the model folder ready, starts the engine cores and returns the folder, which
-            has tokenizer and chat template. Its thread lives until `run` returns, so children that
-            die with their parent's thread are safe. It may be still under way when `run` returns
-            early.
+        start: binds the client, makes the model folder ready, starts the engine cores and returns
+            the folder, which has tokenizer and chat template. Its thread lives until `run` returns,
+            so children that die with their parent's thread are safe. It may be still under way when
+            `run` returns early.
         stop: set by signals.
+        on_serving: called on the event loop, once, when requests are served, with what the engine
+            cores have said.
 
     Returns:
         The exit code: 0 after a stop, 1 after the death of an engine core, whose cause is then in
@@ -79,7 +81,7 @@ def run(
         ConfigError: from `start`, from loading the tokenizer, or because engine cores differ.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, http_socket, client, start, stop))
+        return runner.run(_serve(config, http_socket, client, start, stop, on_serving))
 
 
 async def _serve(
@@ -88,6 +90,7 @@ async def _serve(
     client: EngineClient,
     start: Callable[[], Path],
     stop: StopFlag,
+    on_serving: Callable[[Sequence[EngineReady]], None],
 ) -> int:
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -95,9 +98,9 @@ async def _serve(
     server = _Server(app.build(service))
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
-        client.bind()
-        with _started(start) as folder:
-            starting = asyncio.create_task(_load(service, folder), name="start")
+        with in_lasting_thread(start) as folder:
+            loading = _load(service, asyncio.wrap_future(folder), on_serving)
+            starting = asyncio.create_task(loading, name="start")
             await _until_there_is_a_reason_to_end(client, stop, starting, serving)
             starting.cancel()
             if client.death is not None:
@@ -137,31 +140,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.contextmanager
-def _started(start: Callable[[], Path]) -> "Iterator[asyncio.Future[Path]]":
-    """Run `start` in a thread that lives as long as the block."""
-    result: Future[Path] = Future()
-    is_over = threading.Event()
-
-    def run_and_stay() -> None:
-        result.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-        try:
-            folder = start()
-        except BaseException as error:  # noqa: BLE001  # handed to the event loop, which raises it
-            result.set_exception(error)
-        else:
-            result.set_result(folder)
-        # Children ask the kernel to end them with the thread that started them.
-        is_over.wait()
-
-    threading.Thread(target=run_and_stay, name="engine-start", daemon=True).start()
-    try:
-        yield asyncio.wrap_future(result)
-    finally:
-        is_over.set()
-
-
-async def _load(service: Service, started: "asyncio.Future[Path]") -> None:
+async def _load(
+    service: Service,
+    started: "asyncio.Future[Path]",
+    on_serving: Callable[[Sequence[EngineReady]], None],
+) -> None:
     """Get ready: the tokenizer loads while the engine cores do."""
     folder = await started
     (tokenizer, template), ready = await asyncio.gather(
@@ -177,6 +160,7 @@ async def _load(service: Service, started: "asyncio.Future[Path]") -> None:
     service.metrics.on_ready(ready)
     service.serve(LoadedModel(tokenizer, template, inputs, max_model_len, int(time.time())))
     logger.info("serving model=%s", ",".join(service.config.served_model_names))
+    on_serving(ready)
 
 
 def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from cluster import environment
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS, Environment
-from cluster.http_socket import listen
+from cluster.http_socket import listen_group
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.plan import STANDARD_DEPLOYMENTS, Topology, table
 from engine import __version__, log
@@ -364,14 +364,15 @@ def serve(model: str, **flags: Any) -> None:
     """
     variables = environment.read(os.environ)
     config = _serve_config(model, flags, variables)
-    log.configure("APIServer_0", config.log_level)
-    http_socket = listen(config.host, config.port)
+    is_api_server = config.topology.num_api_servers == 1  # else it supervises several
+    log.configure("APIServer_0" if is_api_server else "raywire", config.log_level)
+    http_sockets = listen_group(config.host, config.port, config.topology.num_api_servers)
     for warning in environment.warnings(os.environ):
         logger.warning("%s", warning)
     # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
     from cluster.launch import serve as run_server
 
-    sys.exit(run_server(config, http_socket))
+    sys.exit(run_server(config, http_sockets))
 
 
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:

@@ -198,11 +198,6 @@ class ServeConfig:
                 f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
             )
         self._check_data_parallel()
-        if self.topology.data_parallel_size > 1 or self.topology.num_api_servers > 1:
-            raise ConfigError(
-                "serving with --data-parallel-size or --api-server-count above 1 comes with the"
-                " next release; `raywire plan` shows what it will need"
-            )
 
     def _check_data_parallel(self) -> None:
         if not 0 < self.placement_timeout < math.inf:

@@ -1,31 +1,64 @@
 """The HTTP port: taken first, before anything slow is even imported, so that a port in use costs
-nobody two seconds. Used by `cli`, which hands the socket to `launch`.
+nobody two seconds. Used by `cli`, which hands the sockets to `launch`.
 """
 
 import socket
 
 from engine.errors import ConfigError
 
+_BACKLOG = 2048
+
 
 def listen(host: str, port: int) -> socket.socket:
+    """Take the HTTP port for one API server; see `listen_group`."""
+    [http_socket] = listen_group(host, port, 1)
+    return http_socket
+
+
+def listen_group(host: str, port: int, count: int) -> list[socket.socket]:
     """Take the HTTP port; 0 is one of the kernel's choice. What connects waits until the server
     answers.
+
+    Args:
+        host: address of this machine, or a wildcard.
+        port: the same for all sockets.
+        count: sockets, one for each API server. The kernel spreads connections over them, by a hash
+            of the client's address and port.
 
     Raises:
         ConfigError: the port is in use, or the address is not ours.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    http_socket = socket.socket(family, socket.SOCK_STREAM)
-    # Without it a restart would have to wait until the last server's connections are forgotten. It
-    # does not let two servers share a port.
-    http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sockets: list[socket.socket] = []
     try:
-        http_socket.bind((host, port))
-        # Two bound sockets that do not listen may share a port: listening is what takes it.
-        http_socket.listen(2048)
+        for _ in range(count):
+            sockets.append(_bind(host, port, is_first=not sockets))
+            port = sockets[0].getsockname()[1]
+        for each in sockets:
+            # Two bound sockets that do not listen may share a port: listening is what takes it.
+            each.listen(_BACKLOG)
     except OSError as error:
-        http_socket.close()
+        for each in sockets:
+            each.close()
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
         ) from error
+    return sockets
+
+
+def _bind(host: str, port: int, *, is_first: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    http_socket = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Without it a restart would have to wait until the last server's connections are forgotten.
+        # It does not let two servers share a port.
+        http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not is_first:
+            http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        http_socket.bind((host, port))
+        # The first is bound without the option, which would let it join the port of another server;
+        # with it from then on, its own brothers may join it.
+        http_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except BaseException:
+        http_socket.close()
+        raise
     return http_socket

@@ -1,38 +1,40 @@
 """Start order, readiness and stop order of a server: what `raywire serve` does.
 
-    1. take the HTTP port
-    2. answer on it (503, but for /live)
-    3. bind the ipc sockets
-    4. the model becomes a local folder
-    5. spawn the engine cores
-    6. all cores say READY; serve
+    1. take the HTTP port                          (cli, before anything slow is imported)
+    2. answer on it: 503, but for /live            (front: this process, or children of it)
+    3. the model becomes a local folder
+    4. place the ranks, and reserve what they need
+    5. bind the wires; from here on all addresses are known
+    6. start the coordinator, then the engine cores
+    7. all cores say READY to all API servers; serve
 
-Stopping goes the other way: no new requests, running ones end, client, engine cores (which end
-their workers), folder. `library` does the same for an `LLM` object.
+Stopping goes the other way: no new requests, running ones end, API servers, engine cores (which end
+their workers), coordinator, reservation, folder. `library` does the same for an `LLM` object.
 """
 
 import logging
 import os
 import socket
 import sys
-import threading
-import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from api.config import ApiConfig
 from api.engine_client import EngineClient
-from api.process import run as run_api_server
 from cluster.addresses import IpcFolder, WireBinder, ipc_folder, sweep, wire_config
+from cluster.api_server_process import ApiServerConfig
+from cluster.api_servers import ApiServers
 from cluster.config import EngineOptions, ResolvedModel, ServeConfig
+from cluster.engine_group import EngineGroup
 from cluster.environment import Environment
-from cluster.local_engines import engine_child
+from cluster.front import Front, OnReady, OwnApiServer
+from cluster.local_engines import LocalEngines
 from cluster.model_source import resolve
 from cluster.plan import Topology
-from cluster.supervisor import Supervisor
 from cluster.waterfall import Waterfall, process_age_s
-from engine.bound import ServerWires
 from engine.errors import EXIT_CONFIG, ConfigError
-from engine.lifecycle import set_title, stop_on_signals
+from engine.lifecycle import stop_on_signals
+from engine.wire import EngineReady
 from workers.model_shape import check_options
 from workers.supported import check_model_folder, read_config
 
@@ -41,6 +43,9 @@ logger = logging.getLogger(__name__)
 _EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
+
+PATIENCE_S = 4.0
+"""How long engine cores may take to end when they are asked to."""
 
 
 def resolve_model(options: EngineOptions, variables: Environment) -> ResolvedModel:
@@ -61,12 +66,12 @@ def resolve_model(options: EngineOptions, variables: Environment) -> ResolvedMod
     return ResolvedModel(name=options.model, path=folder, model_type=model_type)
 
 
-def serve(config: ServeConfig, http_socket: socket.socket) -> int:
-    """Run a server until it is stopped or an engine core dies. Main thread only.
+def serve(config: ServeConfig, http_sockets: Sequence[socket.socket]) -> int:
+    """Run a server until it is stopped or something that it needs dies. Main thread only.
 
     Args:
         config: what was asked for.
-        http_socket: listens already (`http_socket.listen`).
+        http_sockets: one for each API server; they listen already (`http_socket.listen`).
 
     Returns:
         The exit code: 0 after a stop, 1 after a death.
@@ -74,46 +79,112 @@ def serve(config: ServeConfig, http_socket: socket.socket) -> int:
     Raises:
         ConfigError: the settings, the model or this machine cannot work.
     """
-    waterfall = Waterfall(process_age_s())
-    set_title("APIServer_0")
     # torch makes this folder when it is imported, and would leave it in the temporary folder.
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR", str(config.environment.cache_dir / "torchinductor")
     )
-    warn_about_cores(config.topology)
     with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
-        wires = WireBinder(folder).api_server()
-        client = make_client(wires, config.topology.num_engines, config.environment)
-        supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
-
-        def start() -> Path:
-            model = resolve_model(config.engine, config.environment)
-            waterfall.mark("resolve")
-            # The port is taken long since. Said only now: above an error of the model, the line
-            # would read as a success.
-            logger.info(
-                "listening on %s port %d; requests get 503 until the model is loaded",
-                config.host,
-                http_socket.getsockname()[1],
-            )
-            configs = config.engine.engine_configs(
-                model, wire_config([wires]), config.environment, config.log_level
-            )
-            supervisor.start([engine_child(each) for each in configs], "spawn")
-            supervisor.watch()
-            threading.Thread(
-                target=_finish_start, args=(client, folder, waterfall), name="start-up", daemon=True
-            ).start()
-            return model.path
-
+        server = _Server(config, http_sockets, folder)
         try:
-            code = run_api_server(_api_config(config), http_socket, client, start, stop)
+            code = server.front.run(server.start, stop)
         finally:
-            supervisor.close(patience_s(client), is_urgent=lambda: stop.count > 1)
-            sweep(folder.path.parent)  # a core that had to be killed may have left its own
-    if client.death is not None and EXIT_CONFIG in supervisor.exit_codes:
-        raise ConfigError(client.death.cause)
-    return code
+            server.close(lambda: stop.count > 1)
+    return server.judge(code)
+
+
+class _Server:
+    """The parts of one server, and the order in which they start."""
+
+    def __init__(
+        self, config: ServeConfig, http_sockets: Sequence[socket.socket], folder: IpcFolder
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._port = http_sockets[0].getsockname()[1]
+        self._waterfall = Waterfall(process_age_s())
+        self.front = _make_front(config, http_sockets, self._on_ready)
+        self._engines = _make_engines(config, self.front)
+
+    def start(self) -> Path:
+        """Everything up to the point where engine cores load. Returns the model's folder."""
+        warn_about_cores(self._config.topology)
+        model = resolve_model(self._config.engine, self._config.environment)
+        self._waterfall.mark("resolve")
+        # The port is taken long since. Said only now: above an error of the model, the line would
+        # read as a success.
+        logger.info(
+            "listening on %s port %d; requests get 503 until the model is loaded",
+            self._config.host,
+            self._port,
+        )
+        reach = self._engines.place()
+        self._waterfall.mark("place")
+        binder = WireBinder(self._folder, reach.host, self._config.wire_port_range)
+        wires = [binder.api_server(i) for i in range(self._config.topology.num_api_servers)]
+        self.front.bind(wires)
+        coordinator = self._engines.start_coordinator(len(wires))
+        self.front.begin(model.path, coordinator)
+        self._engines.start(model, wire_config(wires, coordinator), self.front.allow)
+        self._engines.watch()
+        return model.path
+
+    def close(self, is_urgent: Callable[[], bool]) -> None:
+        """End the engine cores. Those that load have workers deep in an import or a file, which are
+        not waited for: they die with them. One that hangs will not hear us."""
+        self._engines.close(PATIENCE_S if self.front.heeds_stop else 0.0, is_urgent)
+        sweep(self._folder.path.parent)  # a core that had to be killed may have left its own
+
+    def judge(self, code: int) -> int:
+        """The exit code, or a mistake of the user's as such."""
+        death = self.front.death
+        if death is not None and EXIT_CONFIG in self._engines.exit_codes:
+            raise ConfigError(death.cause)
+        return code
+
+    def _on_ready(self, all_ready: Sequence[EngineReady]) -> None:
+        """Requests are served: nobody needs the sockets' names any more, and the log gets the
+        start-up times."""
+        self._folder.remove()
+        slowest = max(all_ready, key=lambda ready: ready.load_s)
+        self._waterfall.mark_before("spawn", slowest.load_s)
+        self._waterfall.mark_before("workers", slowest.weights_s + slowest.kv_cache_s)
+        self._waterfall.mark_before("weights", slowest.kv_cache_s)
+        self._waterfall.mark("kv_cache")
+        logger.info("ready total=%.1fs %s", self._waterfall.total_s, self._waterfall)
+
+
+# -------------------------------------------------------------------------------------- the parts
+
+
+def _make_front(
+    config: ServeConfig, http_sockets: Sequence[socket.socket], on_ready: OnReady
+) -> Front:
+    api = ApiConfig(
+        served_model_names=config.served_model_name or (config.engine.model,),
+        shutdown_timeout_s=config.shutdown_timeout,
+        start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
+        scheduling_policy=config.engine.scheduling_policy,
+        chat_template=config.chat_template,
+    )
+    step_timeout_s = config.environment.execute_model_timeout_s
+    if len(http_sockets) == 1:
+        client = EngineClient(config.topology.num_engines, step_timeout_s=step_timeout_s)
+        return OwnApiServer(api, http_sockets[0], client, on_ready)
+    configs = [
+        ApiServerConfig(
+            api=api,
+            client_index=index,
+            num_engines=config.topology.num_engines,
+            step_timeout_s=step_timeout_s,
+            log_level=config.log_level,
+        )
+        for index in range(len(http_sockets))
+    ]
+    return ApiServers(configs, http_sockets, on_ready)
+
+
+def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
+    return LocalEngines(config, front.mark_dead, lambda: front.death is not None)
 
 
 def warn_about_cores(topology: Topology) -> None:
@@ -137,46 +208,3 @@ def num_available_vcpus() -> int:
         return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         return count
-
-
-def patience_s(client: EngineClient) -> float:
-    """How long engine cores may take to end. One that loads has workers deep in an import or a
-    file, which are not waited for: they die with it. One that hangs will not hear us."""
-    is_deaf = any(engine.ready is None or engine.state == "hung" for engine in client.engines)
-    return 1.0 if is_deaf else 4.0
-
-
-def _api_config(config: ServeConfig) -> ApiConfig:
-    return ApiConfig(
-        served_model_names=config.served_model_name or (config.engine.model,),
-        shutdown_timeout_s=config.shutdown_timeout,
-        start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
-        scheduling_policy=config.engine.scheduling_policy,
-        chat_template=config.chat_template,
-    )
-
-
-def _finish_start(client: EngineClient, folder: IpcFolder, waterfall: Waterfall) -> None:
-    """Once all engine cores are ready: nobody needs the sockets' names any more, and the log gets
-    the start-up times."""
-    while any(engine.ready is None for engine in client.engines):
-        if client.death is not None:
-            return
-        time.sleep(0.05)
-    folder.remove()
-    all_ready = [engine.ready for engine in client.engines if engine.ready is not None]
-    slowest = max(all_ready, key=lambda ready: ready.load_s)
-    waterfall.mark_before("spawn", slowest.load_s)
-    waterfall.mark_before("workers", slowest.weights_s + slowest.kv_cache_s)
-    waterfall.mark_before("weights", slowest.kv_cache_s)
-    waterfall.mark("kv_cache")
-    logger.info("ready total=%.1fs %s", waterfall.total_s, waterfall)
-
-
-def make_client(wires: ServerWires, num_engines: int, variables: Environment) -> EngineClient:
-    """The client of `num_engines` engine cores, not yet bound."""
-    return EngineClient(
-        wires,
-        num_engines,
-        step_timeout_s=variables.execute_model_timeout_s,
-    )

@@ -21,7 +21,7 @@ from cluster import environment, start_method
 from cluster.addresses import IpcFolder, WireBinder, ipc_base, sweep, wire_config
 from cluster.config import EngineOptions, ResolvedModel
 from cluster.environment import Environment
-from cluster.launch import make_client, patience_s, resolve_model
+from cluster.launch import PATIENCE_S, resolve_model
 from cluster.local_engines import engine_child
 from cluster.supervisor import Supervisor
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, RaywireError
@@ -56,7 +56,7 @@ class Engines:
         self.model = model
         folder = IpcFolder(variables.rpc_base_path)
         wires = WireBinder(folder).api_server()
-        self.client = make_client(wires, options.data_parallel_size, variables)
+        self.client = EngineClient(step_timeout_s=variables.execute_model_timeout_s)
         client = self.client
         self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
         self._folder = folder
@@ -76,6 +76,7 @@ class Engines:
         if warning is not None:
             logger.warning("%s", warning)
         self._supervisor.start([engine_child(config) for config in configs], method)
+        self.client.bind(wires)
         self._supervisor.watch()
 
     def connected(self) -> None:
@@ -118,6 +119,6 @@ def start_engines(options: EngineOptions) -> Engines:
 
 
 def _end_engines(supervisor: Supervisor, client: EngineClient, folder: IpcFolder) -> None:
-    supervisor.close(patience_s(client))
+    supervisor.close(PATIENCE_S if client.heeds_stop else 0.0)
     folder.remove()
     sweep(folder.path.parent)  # a core that had to be killed may have left its own

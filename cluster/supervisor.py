@@ -121,25 +121,35 @@ class Supervisor:
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._watcher.start()
 
-    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """End all children: ask, wait, kill. Idempotent; nothing can be started after it.
-
-        Args:
-            patience_s: how long they may take.
-            is_urgent: asked all the time; once true, there is no more waiting.
-        """
+    def unwatch(self) -> None:
+        """From now on an end is in order. Nothing can be started any more. Idempotent."""
         with self._lock:
             self._is_closed = True
         self._wake_writer.send_bytes(b"stop")  # closing it would not do: a fork has a copy
         if self._watcher is not None:
             self._watcher.join(_LAST_WORDS_S + 1.0)
+
+    def ask(self) -> list[BaseProcess]:
+        """Ask all children to end, after `unwatch`. Returns those that have been started."""
         started = [process for process in self._processes if process.pid is not None]
         for process in started:
             ask_to_end(process)
+        return started
+
+    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """End all children: ask, wait, kill. Idempotent; nothing can be started after it.
+
+        Args:
+            patience_s: how long they may take; 0: they are killed, and that is in order.
+            is_urgent: asked all the time; once true, there is no more waiting.
+        """
+        self.unwatch()
+        started = self.ask()
         deadline = time.monotonic() + patience_s
         while any(p.is_alive() for p in started) and not is_urgent():
             if time.monotonic() >= deadline:
-                logger.warning("%s not ended within %.1f s; killing", self._alive(), patience_s)
+                if patience_s > 0:
+                    logger.warning("%s not ended within %.1f s; killing", self._alive(), patience_s)
                 break
             connection.wait([p.sentinel for p in started if p.is_alive()], timeout=0.05)
         for process in started:

@@ -104,17 +104,20 @@ class ExecutorError(ServerError):
 
 
 class EngineDeadError(ServerError):
-    """An engine core is gone; its requests cannot be recovered.
+    """An engine core is gone, or what it cannot work without; its requests cannot be recovered.
 
     Args:
-        engine_index: data-parallel rank of the engine core.
+        engine_index: data-parallel rank of the engine core; None: it is the coordinator or an API
+            server that is gone.
         cause: the first cause, as far as it is known.
     """
 
-    def __init__(self, engine_index: int, cause: str) -> None:
+    def __init__(self, engine_index: int | None, cause: str) -> None:
         super().__init__(engine_index, cause)
         self.engine_index = engine_index
         self.cause = cause
 
     def __str__(self) -> str:
+        if self.engine_index is None:
+            return f"the server is ending: {self.cause}"
         return f"engine core {self.engine_index} is dead: {self.cause}"

@@ -16,16 +16,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from multiprocessing import connection, parent_process, process
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import setproctitle
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 STOP_SIGNAL = signal.SIGUSR1
 """How a parent asks its engine core to end. Not SIGTERM: `timeout`, systemd and container runtimes
@@ -42,7 +44,7 @@ def set_title(name: str) -> None:
     setproctitle.setproctitle(f"RAYWIRE::{name}")
 
 
-def die_with_parent(*, at_once: bool) -> None:
+def die_with_parent(*, at_once: bool, is_first_to_know: bool = False) -> None:
     """Make this child process end when its parent does. Among the first calls in every
     child.
 
@@ -50,6 +52,7 @@ def die_with_parent(*, at_once: bool) -> None:
         at_once: the kernel kills us with the parent's thread, also inside a long call into C. False
             leaves it to the watching thread, which has time to log the cause: for processes that
             never hold the interpreter lock for long, and whose parent's thread may end before it.
+        is_first_to_know: of all children the one that logs the death as the first cause.
     """
     parent = parent_process()
     if parent is None:
@@ -62,7 +65,7 @@ def die_with_parent(*, at_once: bool) -> None:
             os._exit(1)
     threading.Thread(
         target=_watch,
-        args=(parent.sentinel, parent.pid, not at_once),
+        args=(parent.sentinel, parent.pid, is_first_to_know),
         name="parent-watch",
         daemon=True,
     ).start()
@@ -70,10 +73,33 @@ def die_with_parent(*, at_once: bool) -> None:
 
 def _watch(sentinel: int, parent_pid: int | None, is_first_to_know: bool) -> None:
     connection.wait([sentinel])
-    # The parent of a worker is an engine core, which has a parent that logs its death.
     level, prefix = (logging.ERROR, "first cause: ") if is_first_to_know else (logging.INFO, "")
     logger.log(level, "%sparent process pid=%s is gone; ending with it", prefix, parent_pid)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def in_lasting_thread(function: Callable[[], T]) -> "Iterator[Future[T]]":
+    """Run `function` in a thread that lives as long as the block: children which it starts ask the
+    kernel to end them with the thread that started them."""
+    result: Future[T] = Future()
+    is_over = threading.Event()
+
+    def run_and_stay() -> None:
+        result.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        try:
+            value = function()
+        except BaseException as error:  # noqa: BLE001  # handed to whoever waits, who raises it
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+        is_over.wait()
+
+    threading.Thread(target=run_and_stay, name="start", daemon=True).start()
+    try:
+        yield result
+    finally:
+        is_over.set()
 
 
 class StopFlag:

@@ -61,8 +61,8 @@ def run_once(work: Any) -> Any:
 async def connected(
     wires: ServerWires, num_engines: int = 1, **options: Any
 ) -> AsyncIterator[EngineClient]:
-    client = EngineClient(wires, num_engines, **options)
-    client.bind()
+    client = EngineClient(num_engines, **options)
+    client.bind(wires)
     try:
         await client.wait_ready(TIMEOUT_S)
         yield client
@@ -225,8 +225,8 @@ def test_death_before_ready_ends_the_wait(wires: ServerWires) -> None:
     """A core that cannot load says why, and nobody waits for it any longer."""
 
     async def work() -> None:
-        client = EngineClient(wires)
-        client.bind()
+        client = EngineClient()
+        client.bind(wires)
         try:
             await asyncio.to_thread(engine.die, "no such model")
             await client.wait_ready(TIMEOUT_S)
@@ -356,8 +356,8 @@ def test_missing_core_is_named_at_the_deadline(wires: ServerWires) -> None:
     """One of two says READY: the error says which did not."""
 
     async def work() -> None:
-        client = EngineClient(wires, 2)
-        client.bind()
+        client = EngineClient(2)
+        client.bind(wires)
         try:
             await client.wait_ready(0.3)
         finally:
@@ -400,8 +400,8 @@ def test_long_start_is_no_long_step(wires: ServerWires) -> None:
 @contextlib.asynccontextmanager
 async def loading(wires: ServerWires) -> AsyncIterator[EngineClient]:
     """A client that has heard the first heartbeat of a core which is not ready."""
-    client = EngineClient(wires, step_timeout_s=1.0)
-    client.bind()
+    client = EngineClient(step_timeout_s=1.0)
+    client.bind(wires)
     try:
         client._attach()
         await until(lambda: client.engines[0].heartbeat)

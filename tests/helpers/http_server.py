@@ -106,7 +106,7 @@ def serving(
         wires = ipc_wires(folder)
         model = byte_folder.make(folder / "model")
         engine = stack.enter_context(FakeEngine(wires, answer, **engine_options or {}))
-        client = EngineClient(wires, heartbeat_timeout_s=heartbeat_timeout_s)
+        client = EngineClient(heartbeat_timeout_s=heartbeat_timeout_s)
         stop = StopFlag()
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
@@ -114,9 +114,13 @@ def serving(
         server = HttpServer(listener.getsockname()[1], engine, client, stop)
         settings = ApiConfig(served_model_names=("m", "alias"), **config)
 
+        def bind_and_start() -> Path:
+            client.bind(wires)
+            return start(model)
+
         def serve() -> None:
             try:
-                server.exit_code = run(settings, listener, client, lambda: start(model), stop)
+                server.exit_code = run(settings, listener, client, bind_and_start, stop)
             except BaseException as error:  # noqa: BLE001  # `join` raises it in the test
                 server.error = error
 

@@ -11,7 +11,7 @@ from engine import lifecycle, log
 
 def sleep(at_once: bool) -> None:
     log.configure("sleeper")
-    lifecycle.die_with_parent(at_once=at_once)
+    lifecycle.die_with_parent(at_once=at_once, is_first_to_know=not at_once)
     sys.stdout.write(f"{os.getpid()}\n")
     sys.stdout.flush()
     time.sleep(600)

@@ -1,0 +1,114 @@
+"""ENTRY of an API server process, where there are several: children of the command.
+
+It is told by the command where to bind, which model to load and who may connect, and tells it when
+it serves, when it cannot, and when an engine core has died. SIGTERM and SIGINT, which come to the
+whole group, are the command's to handle; it passes them on as `STOP_SIGNAL`, once for each.
+"""
+
+import logging
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn, assert_never
+
+from api import process
+from api.config import ApiConfig
+from api.engine_client import EngineClient
+from cluster.channel import Allow, Begin, Channel, Death, Refusal, Serving, Wires
+from engine import lifecycle, log
+from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, ServerError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServerConfig:
+    """Settings of one API server process."""
+
+    api: ApiConfig
+    client_index: int
+    num_engines: int
+    step_timeout_s: float
+    log_level: str
+
+    @property
+    def title(self) -> str:
+        return f"APIServer_{self.client_index}"
+
+
+def main(
+    config: ApiServerConfig,
+    http_socket: socket.socket,
+    connection: "Connection[bytes, bytes]",
+) -> NoReturn:
+    """Run one API server until it is stopped or something dies. The target of
+    `multiprocessing`."""
+    lifecycle.set_title(config.title)
+    log.configure(config.title, config.log_level)
+    lifecycle.die_with_parent(at_once=False, is_first_to_know=False)
+    lifecycle.leave_stopping_to_parent()
+    with lifecycle.stop_on_signals(lifecycle.STOP_SIGNAL) as stop:
+        client = EngineClient(
+            config.num_engines, config.client_index, step_timeout_s=config.step_timeout_s
+        )
+        command = _Command(Channel(connection), client)
+        try:
+            code = process.run(
+                config.api,
+                http_socket,
+                client,
+                command.wait_for_begin,
+                stop,
+                on_serving=lambda ready: command.channel.send(Serving(list(ready))),
+            )
+        except ConfigError as error:
+            command.channel.send(Refusal(str(error)))
+            code = EXIT_CONFIG
+    sys.exit(code)
+
+
+class _Command:
+    """The command, as its API server sees it."""
+
+    def __init__(self, channel: Channel, client: EngineClient) -> None:
+        self.channel = channel
+        self._client = client
+        self._client.on_death = self._on_death
+        self._begin: Begin | None = None
+        self._has_begun = threading.Event()
+        threading.Thread(target=self._listen, name="command", daemon=True).start()
+
+    def wait_for_begin(self) -> Path:
+        """The model's folder, once engine cores are starting."""
+        self._has_begun.wait()
+        if self._begin is None:
+            raise ServerError("the command has ended")
+        return Path(self._begin.model_folder)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self.channel.receive()
+            except EOFError:  # the process is about to be ended, by `die_with_parent`
+                self._has_begun.set()
+                return
+            match message:
+                case Wires():
+                    self._client.bind(self.channel.receive_wires(message))
+                case Begin():
+                    self._begin = message
+                    self._has_begun.set()
+                case Allow(public_keys):
+                    self._client.allow(public_keys)
+                case Death(engine_index, cause):
+                    self._client.mark_dead(engine_index, cause)
+                case Serving() | Refusal():
+                    raise AssertionError("an API server's words came from the command")
+                case _:
+                    assert_never(message)
+
+    def _on_death(self, death: EngineDeadError) -> None:
+        self.channel.send(Death(death.engine_index, death.cause))

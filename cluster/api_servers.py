@@ -1,0 +1,178 @@
+"""Several API servers behind one port: children of the command, which supervises.
+
+Implements `front.Front`. Each child has a listening socket of its own; together they form a group
+in the kernel (SO_REUSEPORT), which spreads connections over them. What one of them learns of an
+engine core's death the command passes on to all; the death of one ends all.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import assert_never
+
+from cluster.api_server_process import ApiServerConfig
+from cluster.api_server_process import main as api_server_main
+from cluster.channel import Allow, Begin, Channel, Death, Refusal, Serving, Wires
+from cluster.front import OnReady
+from cluster.supervisor import Child, Supervisor
+from engine.bound import ServerWires
+from engine.config import CoordinatorAddresses
+from engine.errors import ConfigError, EngineDeadError
+from engine.lifecycle import StopFlag, in_lasting_thread
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+"""How soon a signal or a death is noticed."""
+
+_LAST_ANSWERS_S = 5.0
+"""How long an API server may take beyond its drain, or after a death: terminal errors of streams,
+last answers to probes."""
+
+
+class ApiServers:
+    """API servers as child processes, by client index.
+
+    Args:
+        configs: settings of each.
+        http_sockets: one for each; they listen already.
+        on_ready: called once, when all serve.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[ApiServerConfig],
+        http_sockets: Sequence[socket.socket],
+        on_ready: OnReady,
+    ) -> None:
+        self.death: EngineDeadError | None = None
+        self._is_serving = False
+        self._configs = configs
+        self._http_sockets = http_sockets
+        self._on_ready = on_ready
+        self._lock = threading.Lock()
+        self._refusal: str | None = None
+        self._num_serving = 0
+        self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
+        ends = [Pipe(duplex=True) for _ in configs]
+        self._channels = [Channel(ours) for ours, _ in ends]
+        self._their_ends = [theirs for _, theirs in ends]
+
+    # ------------------------------------------------------------------------- what launch asks
+
+    def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
+        self._spawn()
+        try:
+            with in_lasting_thread(start) as started:
+                while not self._is_over and not stop.is_set:
+                    if started.done():
+                        started.result()
+                    time.sleep(_POLL_S)
+                self._end_children(stop)
+        finally:
+            self._supervisor.close(0.0)
+        if self._refusal is not None:
+            raise ConfigError(self._refusal)
+        return 0 if self.death is None else 1
+
+    def bind(self, wires: Sequence[ServerWires]) -> None:
+        for channel, own in zip(self._channels, wires, strict=True):
+            channel.send_wires(own)
+            own.close()
+
+    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
+        for channel in self._channels:
+            channel.send(Begin(str(model_folder), coordinator))
+
+    def allow(self, public_keys: Sequence[bytes]) -> None:
+        for channel in self._channels:
+            channel.send(Allow(list(public_keys)))
+
+    def mark_dead(self, engine_index: int | None, cause: str) -> None:
+        with self._lock:
+            if self.death is not None:
+                return
+            self.death = EngineDeadError(engine_index, cause)
+        for channel in self._channels:
+            channel.send(Death(engine_index, cause))
+
+    @property
+    def heeds_stop(self) -> bool:
+        is_hung = self.death is not None and self.death.cause.startswith("hung")
+        return self._is_serving and not is_hung
+
+    # -------------------------------------------------------------------------------- children
+
+    def _spawn(self) -> None:
+        self._supervisor.start(
+            [
+                Child(
+                    kind="API server",
+                    title=config.title,
+                    main=api_server_main,
+                    arguments=(config, http_socket, connection),
+                )
+                for config, http_socket, connection in zip(
+                    self._configs, self._http_sockets, self._their_ends, strict=True
+                )
+            ],
+            "spawn",
+        )
+        # The children's are to be the only ones: they close when those do.
+        for http_socket in self._http_sockets:
+            http_socket.close()
+        for connection in self._their_ends:
+            connection.close()
+        self._supervisor.watch()
+        for channel in self._channels:
+            threading.Thread(
+                target=self._listen, args=(channel,), name="api-server", daemon=True
+            ).start()
+
+    def _end_children(self, stop: StopFlag) -> None:
+        """Wait for the drain, or for the last answers after a death; pass on further signals."""
+        num_asked = 0
+        patience_s = _LAST_ANSWERS_S
+        if self.death is None:
+            patience_s += self._configs[0].api.shutdown_timeout_s
+            self._supervisor.unwatch()
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and None in self._supervisor.exit_codes:
+            if self.death is None and num_asked < stop.count:
+                num_asked += 1
+                self._supervisor.ask()
+            time.sleep(_POLL_S)
+
+    def _listen(self, channel: Channel) -> None:
+        while True:
+            try:
+                message = channel.receive()
+            except EOFError:
+                return
+            match message:
+                case Serving(ready):
+                    with self._lock:
+                        self._num_serving += 1
+                        is_last = self._num_serving == len(self._configs)
+                    if is_last and self.death is None:
+                        self._is_serving = True
+                        self._on_ready(ready)
+                case Refusal(text):
+                    self._refusal = self._refusal or text
+                case Death(engine_index, cause):
+                    self.mark_dead(engine_index, cause)
+                case Wires() | Begin() | Allow():
+                    raise AssertionError("the command's words came from an API server")
+                case _:
+                    assert_never(message)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.death is not None or self._refusal is not None
+
+    def _on_child_death(self, index: int, cause: str) -> None:
+        self.mark_dead(None, cause)

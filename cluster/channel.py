@@ -1,0 +1,124 @@
+"""What the command and its API server processes say to each other, when there are several.
+
+A pair of connected sockets per API server, msgpack on it; bound sockets travel as descriptors. Only
+starting and ending is told here: requests and tokens go by wire 1.
+"""
+
+import contextlib
+import threading
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from engine.bound import BoundSocket, ServerWires
+from engine.config import CoordinatorAddresses
+from engine.curve import CurveKeys
+from engine.wire import EngineReady
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything that is said."""
+
+
+class Wires(Message, frozen=True):
+    """To an API server: serve these. The descriptors of bound TCP sockets follow, in this order."""
+
+    request: str
+    output: str
+    keys: tuple[bytes, bytes] | None
+    """Public and secret; None on ipc."""
+    has_descriptors: bool
+
+
+class Begin(Message, frozen=True):
+    """To an API server: engine cores are starting; load the text side meanwhile."""
+
+    model_folder: str
+    coordinator: CoordinatorAddresses | None
+
+
+class Allow(Message, frozen=True):
+    """To an API server: these engine cores may connect."""
+
+    public_keys: list[bytes]
+
+
+class Death(Message, frozen=True):
+    """Either way: something that the server cannot live without is gone."""
+
+    engine_index: int | None
+    """None: no engine core, but an API server or the coordinator."""
+    cause: str
+
+
+class Serving(Message, frozen=True):
+    """From an API server: it takes requests."""
+
+    ready: list[EngineReady]
+
+
+class Refusal(Message, frozen=True):
+    """From an API server: the settings or the model cannot work, and it ends."""
+
+    message: str
+
+
+AnyMessage = Wires | Begin | Allow | Death | Serving | Refusal
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+
+
+class Channel:
+    """One end. Sending is for any thread, receiving for one."""
+
+    def __init__(self, connection: "Connection[bytes, bytes]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: AnyMessage) -> None:
+        """Say it; nothing happens if nobody is there any more."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(_encode(message))
+
+    def send_wires(self, wires: ServerWires) -> None:
+        """Hand over bound sockets. Ours are to be closed after it."""
+        keys = None if wires.keys is None else (wires.keys.public, wires.keys.secret)
+        descriptors = [wires.request.descriptor, wires.output.descriptor]
+        has_descriptors = None not in descriptors
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(
+                _encode(Wires(wires.request.address, wires.output.address, keys, has_descriptors))
+            )
+            for descriptor in descriptors if has_descriptors else ():
+                assert descriptor is not None
+                reduction.send_handle(self._connection, descriptor, None)
+
+    def receive(self) -> AnyMessage:
+        """Wait for the next message.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        try:
+            return _decode(self._connection.recv_bytes())
+        except OSError as error:
+            raise EOFError(str(error)) from error
+
+    def receive_wires(self, wires: Wires) -> ServerWires:
+        """Take what `send_wires` has handed over, after its message."""
+
+        def take(address: str) -> BoundSocket:
+            if not wires.has_descriptors:
+                return BoundSocket(address)
+            return BoundSocket.from_descriptor(address, reduction.recv_handle(self._connection))
+
+        return ServerWires(
+            request=take(wires.request),
+            output=take(wires.output),
+            keys=None if wires.keys is None else CurveKeys(*wires.keys),
+        )
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,119 @@
+"""The API servers of one server: in the command's own process, or as children of it.
+
+`launch` starts the engine cores and tells a `Front` where to bind, when to begin and who has died.
+One API server is the command itself (`OwnApiServer`); several are its children (`api_servers`).
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from api.config import ApiConfig
+from api.engine_client import EngineClient
+from api.process import run as run_api_server
+from engine.bound import ServerWires
+from engine.config import CoordinatorAddresses
+from engine.errors import EngineDeadError
+from engine.lifecycle import StopFlag, set_title
+from engine.wire import EngineReady
+
+OnReady = Callable[[Sequence[EngineReady]], None]
+
+
+class Front(Protocol):
+    """The API servers of one server."""
+
+    def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
+        """Answer from the first moment; serve once `start` has started the engine cores and they
+        are ready, until stopped or dead. Main thread only.
+
+        Args:
+            start: calls `bind` and `begin`, starts the engine cores, and returns the model's
+                folder. Runs in a thread that lives as long as this call.
+            stop: set by signals.
+
+        Returns:
+            The exit code: 0 after a stop, 1 after a death.
+
+        Raises:
+            ConfigError: the settings or the model cannot work.
+        """
+        ...
+
+    def bind(self, wires: Sequence[ServerWires]) -> None:
+        """Serve these sockets, by client index, before any engine core connects."""
+        ...
+
+    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
+        """Engine cores are starting."""
+        ...
+
+    def allow(self, public_keys: Sequence[bytes]) -> None:
+        """Admit engine cores with these keys, before they connect."""
+        ...
+
+    def mark_dead(self, engine_index: int | None, cause: str) -> None:
+        """An engine core is gone, or (None) another process that the server cannot live without.
+        From any thread; only the first has an effect."""
+        ...
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """What ended the server."""
+        ...
+
+    @property
+    def heeds_stop(self) -> bool:
+        """Whether all engine cores would act on a stop: they have loaded, and none hangs."""
+        ...
+
+
+class OwnApiServer:
+    """One API server, in this process.
+
+    Args:
+        config: settings of the API server.
+        http_socket: listens already.
+        client: neither bound nor used so far.
+        on_ready: called once, when requests are served.
+    """
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        http_socket: socket.socket,
+        client: EngineClient,
+        on_ready: OnReady,
+    ) -> None:
+        self._config = config
+        self._http_socket = http_socket
+        self._client = client
+        self._on_ready = on_ready
+
+    def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
+        set_title("APIServer_0")
+        return run_api_server(
+            self._config, self._http_socket, self._client, start, stop, self._on_ready
+        )
+
+    def bind(self, wires: Sequence[ServerWires]) -> None:
+        [own] = wires
+        self._client.bind(own)
+
+    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
+        pass
+
+    def allow(self, public_keys: Sequence[bytes]) -> None:
+        self._client.allow(public_keys)
+
+    def mark_dead(self, engine_index: int | None, cause: str) -> None:
+        self._client.mark_dead(engine_index, cause)
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        return self._client.death
+
+    @property
+    def heeds_stop(self) -> bool:
+        return self._client.heeds_stop
