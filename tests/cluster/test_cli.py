@@ -116,7 +116,6 @@ def test_plan_for_machines() -> None:
         (("frob",), "error: No such command 'frob'."),
         (("plan", "-tp", "two"), "error: Invalid value for '-tp'"),
         (("plan", "-tp", "0"), "error: --tensor-parallel-size must be at least 1, not 0"),
-        (("serve", "m", "-dp", "2"), "error: serving with --data-parallel-size"),
         (("serve", "m", "--max-model-len", "long"), "error: Invalid value for '--max-model-len'"),
         (("serve", "m", "--port", "70000"), "error: --port must be from 0 to 65535"),
         (("serve", "m", "--block-size", "24"), "error: --block-size must be a power of two"),
