@@ -1,0 +1,292 @@
+"""This process's connection to a Ray cluster: found or started, used by `ray_engines` and by the
+dry run, and ended with the command.
+
+    --ray-address      that cluster; `local` starts one here
+    RAY_ADDRESS        that of the job, or of the user's shell
+    neither            the one that `ray start` has started on this node, else one of our own
+
+Only `load_ray` imports Ray, when a Ray back end is used: it takes a second, reads its variables at
+import, and must not burden a server that runs without it.
+
+`connect` may be called from any thread: the HTTP port answers on the main thread meanwhile. Ray
+then leaves Python's signal handlers alone, but not the kernel's: see `_our_signal_handlers`.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cluster.placement import Node, Resources
+from engine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 30.0
+"""Ray itself tries for minutes. It knows after 20 s that a token is wrong."""
+
+_START_TIMEOUT_S = 120.0
+"""A cluster of our own is ten processes, on a machine that may be busy."""
+
+_REACH_TIMEOUT_S = 8.0
+"""A node that does not take a TCP connection within it is taken for unreachable."""
+
+_OBJECT_STORE_BYTES = 80_000_000
+"""The least that Ray takes: nothing of ours goes through its object store."""
+
+_SIGNALS_OF_OURS = (signal.SIGTERM, signal.SIGINT)
+
+_BEFORE_IMPORT = {
+    "RAY_DEDUP_LOGS": "0",  # ranks say similar things, and each line counts
+    "RAY_COLOR_PREFIX": "0",
+}
+
+_BEFORE_START = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no processes in advance that nobody will use
+}
+"""Of a cluster of our own."""
+
+
+def load_ray() -> Any:
+    """Import Ray, set up as we want it, and return it."""
+    for name, value in _BEFORE_IMPORT.items():
+        os.environ.setdefault(name, value)
+    import ray  # the optional back end: see above
+
+    root = logging.getLogger("ray")
+    root.handlers.clear()  # its lines, if they matter, look like ours
+    root.propagate = True
+    root.setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("ray._private.worker").addFilter(_is_no_news)
+    return ray
+
+
+def _is_no_news(record: logging.LogRecord) -> bool:
+    """Ray warns that another thread cannot take SIGTERM from us: so it shall be."""
+    return "SIGTERM handler is not set" not in record.getMessage()
+
+
+class RaySession:
+    """A connection to a Ray cluster. Made by `connect`; a context manager."""
+
+    def __init__(self, ray: Any, is_ours: bool) -> None:
+        self.ray = ray
+        self.is_ours = is_ours
+        """Whether we have started the cluster, and end it with the connection."""
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        self.address: str = ray.util.get_node_ip_address()
+        """Of this node, as Ray's other nodes know it."""
+
+    def observe_nodes(self) -> list[Node]:
+        """The cluster's nodes as they are now, also dead ones."""
+        # The one private call: Ray's public ones add up what all nodes have left.
+        from ray._private.state import available_resources_per_node
+
+        available = available_resources_per_node()
+        return [
+            describe_node(row, available.get(row["NodeID"], {}), self.node_id)
+            for row in self.ray.nodes()
+        ]
+
+    def close(self) -> None:
+        """Disconnect; a cluster of our own ends. Idempotent."""
+        self.ray.shutdown()
+
+    def __str__(self) -> str:
+        return f"{self.node_id[:8]} ({self.address})"
+
+    def __enter__(self) -> "RaySession":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
+    """Connect this process to a cluster, or start one. From any thread; once at a time.
+
+    Args:
+        address: `--ray-address`; None looks in RAY_ADDRESS and on this node, see above.
+        num_cpus: what a cluster of our own offers at least: it counts CPUs, we only need processes.
+
+    Raises:
+        ConfigError: one line, within CONNECT_TIMEOUT_S where the cluster exists: not there, another
+            version, a wrong token, …
+    """
+    named = address or os.environ.get("RAY_ADDRESS")
+    if named == "local" or (not named and not _has_cluster_here()):
+        return _start(num_cpus)
+    if named and named != "auto":
+        check_reachable(named)
+    ray = load_ray()
+    shown = named or "this node"
+    logger.info("connecting to the Ray cluster at %s", shown)
+    _init(ray, shown, CONNECT_TIMEOUT_S, address=named)
+    session = RaySession(ray, is_ours=False)
+    logger.info("connected to Ray %s as node %s", ray.__version__, session)
+    return session
+
+
+def _start(num_cpus: int | None) -> RaySession:
+    """A cluster of our own, on this node. It ends with us, however we end."""
+    # All of it before Ray is imported, which reads these only once.
+    for name, value in _BEFORE_START.items():
+        os.environ.setdefault(name, value)
+    if "RAY_AUTH_MODE" not in os.environ:
+        # Said aloud, with a token of its own: Ray would leave one in the user's home folder, and
+        # from then on the clusters that he starts want it.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray = load_ray()
+    logger.info("no Ray cluster here; starting one on this node")
+    _init(
+        ray,
+        "local",
+        _START_TIMEOUT_S,
+        address="local",
+        num_cpus=None if num_cpus is None else max(num_cpus, len(os.sched_getaffinity(0))),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
+    session = RaySession(ray, is_ours=True)
+    logger.info("started Ray %s as node %s", ray.__version__, session)
+    return session
+
+
+def _has_cluster_here() -> bool:
+    """Whether `ray start` has made this a node of a cluster that still lives. Ray remembers the
+    address in this file, which survives a crash; asked itself, it would try that for minutes."""
+    temporary_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+    try:
+        check_reachable((temporary_folder / "ray/ray_current_cluster").read_text().strip())
+    except (OSError, ConfigError):
+        return False
+    return True
+
+
+def _init(ray: Any, shown: str, timeout_s: float, **arguments: Any) -> None:
+    """`ray.init` with a deadline and our signal handlers."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            with _our_signal_handlers():
+                ray.init(configure_logging=False, log_to_driver=True, **arguments)
+            result.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+            result.set_exception(error)
+        # Ray has its processes killed with the thread that started them, so this one stays.
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="ray-init", daemon=True).start()
+    try:
+        result.result(timeout_s)
+    except TimeoutError:
+        raise ConfigError(
+            f"the Ray cluster at {shown} has not answered within {timeout_s:g} s"
+        ) from None
+    except Exception as error:
+        ray.shutdown()  # what it may have started
+        raise ConfigError(explain(error, shown)) from error
+
+
+@contextlib.contextmanager
+def _our_signal_handlers() -> Iterator[None]:
+    """Keep SIGTERM and SIGINT as they are. Ray's C++ part takes SIGTERM with `sigaction`, past
+    Python, to write a stack trace and die; Python's own functions cannot undo that, and only work
+    on the main thread."""
+    sigaction = ctypes.CDLL(None, use_errno=True).sigaction
+    kept = {}
+    for signum in _SIGNALS_OF_OURS:
+        kept[signum] = ctypes.create_string_buffer(1024)  # a struct sigaction, whatever its size
+        sigaction(signum, None, kept[signum])
+    try:
+        yield
+    finally:
+        for signum, action in kept.items():
+            sigaction(signum, action, None)
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConfigError unless something takes TCP connections at `host:port`. Ray would try for
+    minutes, and then abort."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        reason = "it does not answer" if isinstance(error, TimeoutError) else error
+        raise ConfigError(
+            f"no Ray cluster can be reached at {address}: {reason}; --ray-address is the head's"
+            " host:port, 6379 unless `ray start --head` was told another"
+        ) from error
+
+
+_VERSIONS = re.compile(
+    r"cluster was started with:\s*Ray: (\S+)\s*Python: (\S+)"
+    r".*was started with:\s*Ray: (\S+)\s*Python: (\S+)",
+    re.DOTALL,
+)
+
+
+def explain(error: BaseException, address: str) -> str:
+    """What an operator should read of Ray's refusal: one line with a way out. Pure."""
+    text = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
+    if versions := _VERSIONS.search(text):
+        return (
+            "the Ray cluster at {} runs Ray {} with Python {}, and this command Ray {} with Python"
+            " {}: all nodes and the command need the same Ray and the same minor version of"
+            " Python".format(address, *versions.groups())
+        )
+    if "InvalidAuthToken" in text or "AuthenticationError" in text:
+        return (
+            f"the Ray cluster at {address} wants another token: set RAY_AUTH_MODE=token and"
+            " RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its head node"
+        )
+    first = next(_chain(error))
+    return f"cannot use the Ray cluster at {address}: {' '.join(str(first).split())[:500]}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, its cause, the cause of that, …"""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def describe_node(
+    row: Mapping[str, Any], available: Mapping[str, float], driver_node_id: str
+) -> Node:
+    """A row of `ray.nodes()` as placement wants it. Pure."""
+    return Node(
+        node_id=row["NodeID"],
+        address=row["NodeManagerAddress"],
+        total=_resources(row["Resources"]),
+        available=_resources(available),
+        is_driver=row["NodeID"] == driver_node_id,
+        is_alive=row["Alive"],
+    )
+
+
+def _resources(amounts: Mapping[str, float]) -> Resources:
+    return Resources(
+        cpus=amounts.get("CPU", 0.0),
+        gpus=amounts.get("GPU", 0.0),
+        memory_bytes=int(amounts.get("memory", 0)),
+    )
