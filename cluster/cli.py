@@ -307,16 +307,27 @@ def cli() -> None:
     raywire serve demo         a small real model, on this machine
     raywire serve scripted     no weights at all, for trying a deployment
     raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
+    raywire plan demo -dp 2    the same of a server on this machine or Ray cluster
     """
 
 
 @cli.command(cls=GroupedCommand)
+@click.argument("model", required=False)
+@in_group("Output")("--json", "is_json", is_flag=True, help="JSON, for machines.")
 @_options(_PARALLEL_OPTIONS)
-@in_group("Output")("--json", "is_json", is_flag=True, help="One JSON list, for machines.")
-def plan(is_json: bool, **sizes: int | None) -> None:
-    """Show the processes and vCPUs of a topology.
+@_options(_DATA_PARALLEL_OPTIONS)
+@_options(_ENGINE_OPTIONS)
+@_options(_SERVE_OPTIONS)
+def plan(model: str | None, is_json: bool, **flags: Any) -> None:
+    """Show what a server would consist of, before anything starts.
 
-    Without sizes: the five standard deployments.
+    With MODEL, a dry run: take the command line of `serve`, and see which rank goes to which node
+    and device, every process, wire and shared-memory segment, vCPUs and memory asked against those
+    there, the KV cache that is to be expected, and why a start would be refused (exit code 2). It
+    looks at this machine, or at the Ray cluster, and at the model if that is here.
+
+    Without MODEL, the processes and vCPUs of a topology; without sizes too, those of the five
+    standard deployments.
 
     \b
     processes = A + DP + DP * PP * TP + (1 if DP > 1 else 0)
@@ -326,15 +337,32 @@ def plan(is_json: bool, **sizes: int | None) -> None:
     Examples:
       raywire plan
       raywire plan -tp 8 -dp 2
-      raywire plan -tp 2 --json
+      raywire plan demo -dp 2
+      raywire plan ./my-model -dp 4 -tp 2 --ray-address 10.0.0.1:6379 --json
     """
+    if model is None:
+        _plan_topology(is_json, flags)
+        return
+    config = _serve_config(model, flags, environment.read(os.environ))
+    # Only here: it reads files, looks at nodes, and brings ZeroMQ along.
+    from cluster.dry_run import dry_run
+    from cluster.layout_text import render
+
+    layout = dry_run(config)
+    click.echo(json.dumps(layout.to_json(), indent=2) if is_json else render(layout))
+
+
+def _plan_topology(is_json: bool, flags: dict[str, Any]) -> None:
     context = click.get_current_context()
     given = {
-        name: size
-        for name, size in sizes.items()
+        name: value
+        for name, value in flags.items()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    shown = (Topology(**given),) if given else STANDARD_DEPLOYMENTS  # type: ignore[arg-type]
+    sizes = {field.name for field in dataclasses.fields(Topology)} - {"name"}
+    if others := sorted(given.keys() - sizes):
+        raise ConfigError(f"--{others[0].replace('_', '-')} matters only with a MODEL")
+    shown = (Topology(**given),) if given else STANDARD_DEPLOYMENTS
     click.echo(json.dumps([t.to_json() for t in shown], indent=2) if is_json else table(shown))
 
 

@@ -61,6 +61,8 @@ class Environment:
     mq_max_chunk_bytes: int = 16 << 20
     rpc_base_path: str | None = None
     worker_multiproc_method: StartMethod | None = None
+    cuda_visible_devices: str | None = None
+    """CUDA_VISIBLE_DEVICES, which CUDA itself obeys; None where it is not set."""
     is_ray_job: bool = False
     """Whether this is the entrypoint of a job submitted to a Ray cluster."""
 
@@ -86,6 +88,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
         rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
+        cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
         is_ray_job=bool(environ.get(RAY_JOB_VARIABLE)),
     )
 

@@ -334,9 +334,9 @@ def _order(node: Node) -> tuple[object, ...]:
     """The command's node first, then by address as people count."""
     try:
         address = ipaddress.ip_address(node.address)
-        key = (0, address.version, int(address), "")
+        key: tuple[object, ...] = (0, address.version, int(address))
     except ValueError:
-        key = (1, 0, 0, node.address)
+        key = (1, node.address)
     return (not node.is_driver, *key, node.node_id)
 
 

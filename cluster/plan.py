@@ -9,6 +9,7 @@ while the workers compute, and a worker that waits for a core makes its whole gr
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.text_table import aligned
 from engine.errors import ConfigError
 
 VCPUS_PER_PROCESS = 2
@@ -126,14 +127,7 @@ _COLUMNS = ("deployment", "API servers", "engines", "workers", "coordinator", "t
 def table(topologies: Sequence[Topology]) -> str:
     """The topologies as a table for people."""
     rows = [_COLUMNS, *(_row(topology) for topology in topologies)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return "\n".join(aligned(rows))
 
 
 def _row(t: Topology) -> tuple[str, ...]:

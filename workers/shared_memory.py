@@ -29,7 +29,7 @@ _SHM = "/dev/shm"
 MIN_CHUNK_BYTES = 1 * _MIB
 """Rings with smaller chunks would send every longer prompt through the side channel."""
 
-_SHARE_OF_FREE = 4
+RINGS_SHARE_OF_FREE = 4
 """The rings may take one part in so many of the free memory: weights and KV cache need the rest."""
 
 
@@ -104,7 +104,7 @@ def room_for_rings(num_local_engines: int) -> int:
 
 
 def _free_bytes() -> int:
-    memory = resources.available_memory() // _SHARE_OF_FREE
+    memory = resources.available_memory() // RINGS_SHARE_OF_FREE
     if has_memfd():
         return memory
     mount = os.statvfs(_SHM)

@@ -109,9 +109,35 @@ def test_plan_for_machines() -> None:
     assert row["min_vcpus"] == 12
 
 
+def test_a_dry_run_shows_ranks_wires_and_memory() -> None:
+    """What `serve` would start, with the same flags; nothing is started."""
+    text = run("plan", "scripted", "-dp", "2", "-tp", "2", "--api-server-count", "1").stdout
+
+    assert "1 + 2 + 2 × 1 × 2 + 1 = 8 processes, 16 vCPUs" in text
+    for words in (
+        "RAYWIRE::Worker_DP1_PP0_TP1",
+        "ROUTER < DEALER",
+        "ipc",
+        "262128",
+        "memory asked",
+    ):
+        assert words in text
+
+
+def test_a_dry_run_for_machines() -> None:
+    """The same, complete, as JSON."""
+    layout = json.loads(run("plan", "scripted", "-dp", "2", "--json").stdout)
+
+    assert [rank["rank"] for rank in layout["ranks"]] == [0, 1]
+    assert len(layout["processes"]) == 7
+    assert layout["ranks"][0]["need"]["kv_tokens"] == 262128
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("plan", "--dtype", "half"), "error: --dtype matters only with a MODEL"),
+        (("plan", "scripted", "--device", "cuda"), "error: 1 rank of 1 GPU cannot be placed"),
         (("serve",), "error: Missing argument 'MODEL'."),
         (("frob",), "error: No such command 'frob'."),
         (("plan", "-tp", "two"), "error: Invalid value for '-tp'"),

@@ -6,23 +6,20 @@ from cluster.cli import cli
 from cluster.environment import VARIABLES
 from tests.helpers.server import ROOT
 
-FLAGS = {
-    "plan": """
-        --api-server-count --data-parallel-size --json --pipeline-parallel-size
-        --tensor-parallel-size -dp -pp -tp
-    """,
-    "serve": """
-        --api-server-count --attention-backend --block-size --chat-template
-        --data-parallel-backend --data-parallel-placement --data-parallel-size
-        --data-parallel-size-local --device --dtype --enable-chunked-prefill
-        --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
-        --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
-        --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
-        --pipeline-parallel-size --placement-timeout --port --ray-address --scheduling-policy --seed
-        --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
-        --wire-port-range -dp -pp -tp
-    """,
-}
+_OF_A_SERVER = """
+    --api-server-count --attention-backend --block-size --chat-template
+    --data-parallel-backend --data-parallel-placement --data-parallel-size
+    --data-parallel-size-local --device --dtype --enable-chunked-prefill
+    --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
+    --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
+    --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
+    --pipeline-parallel-size --placement-timeout --port --ray-address --scheduling-policy --seed
+    --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
+    --wire-port-range -dp -pp -tp
+"""
+
+FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
+"""A dry run takes the command line of the real one."""
 
 ENVIRONMENT = """
     RAYWIRE_CACHE_DIR RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS RAYWIRE_LOG_LEVEL

@@ -349,7 +349,8 @@ def test_what_is_not_here_yet_is_not_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`find` neither converts nor downloads: it knows what is on this machine already."""
-    file = write_gguf(tmp_path / "m.gguf")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
     monkeypatch.setattr(model_source, "_convert", _stand_in([]))
     assert find(str(file), cache_dir=tmp_path) is None
     converted = resolve(str(file), cache_dir=tmp_path)
