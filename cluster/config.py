@@ -106,20 +106,29 @@ class EngineOptions:
             policy=self.scheduling_policy,
         )
 
-    def parallel_config(self, data_parallel_rank: int) -> ParallelConfig:
+    @property
+    def world_size(self) -> int:
+        """Workers, and so devices, of one engine core."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def parallel_config(self, data_parallel_rank: int, start_rank: int = 0) -> ParallelConfig:
         return ParallelConfig(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             data_parallel_size=self.data_parallel_size,
             data_parallel_rank=data_parallel_rank,
+            data_parallel_start_rank=start_rank,
         )
 
-    def executor_config(self, environment: Environment) -> ExecutorConfig:
+    def executor_config(
+        self, environment: Environment, num_local_engines: int, first_device: int
+    ) -> ExecutorConfig:
         return ExecutorConfig(
             ring_chunk_bytes=environment.mq_max_chunk_bytes,
             execute_timeout_s=environment.execute_model_timeout_s,
             start_timeout_s=self.startup_timeout,
-            num_local_engines=self.data_parallel_size,
+            num_local_engines=num_local_engines,
+            first_device=first_device,
             device=self.device,
             attention_backend=self.attention_backend,
             start_method=environment.worker_multiproc_method or "spawn",
@@ -127,9 +136,23 @@ class EngineOptions:
         )
 
     def engine_configs(
-        self, model: ResolvedModel, wire: WireConfig, environment: Environment, log_level: str
+        self,
+        model: ResolvedModel,
+        wire: WireConfig,
+        environment: Environment,
+        log_level: str,
+        ranks: range | None = None,
     ) -> list[EngineConfig]:
-        """The settings of each engine core, by data-parallel rank."""
+        """The settings of the engine cores of this node.
+
+        Args:
+            model: what they load.
+            wire: where they connect.
+            environment: our variables.
+            log_level: of their logs.
+            ranks: which ones; None: all.
+        """
+        ranks = ranks or range(self.data_parallel_size)
         model_config = ModelConfig(
             path=str(model.path),
             model_type=model.model_type,
@@ -143,11 +166,13 @@ class EngineOptions:
                 wire=wire,
                 cache=self.cache_config(),
                 scheduler=self.scheduler_config(),
-                parallel=self.parallel_config(rank),
-                executor=self.executor_config(environment),
+                parallel=self.parallel_config(rank, ranks.start),
+                executor=self.executor_config(
+                    environment, len(ranks), first_device=index * self.world_size
+                ),
                 log_level=log_level,
             )
-            for rank in range(self.data_parallel_size)
+            for index, rank in enumerate(ranks)
         ]
 
 
@@ -184,6 +209,15 @@ class ServeConfig:
     data_parallel_size_local: int | None = None
     """Ranks on each node that is used."""
 
+    data_parallel_rank: int | None = None
+    """External balancing: this server is this one rank, and has an endpoint of its own."""
+
+    data_parallel_hybrid_lb: bool = False
+    """Hybrid balancing: a server for the ranks of each node, with an endpoint of its own."""
+
+    data_parallel_start_rank: int | None = None
+    """The first rank of a hybrid server; there are `data_parallel_size_local`."""
+
     placement_timeout: float = 300.0
     """Seconds that a cluster which is busy has to make room."""
 
@@ -217,6 +251,60 @@ class ServeConfig:
                     f" {first}-{last}"
                 )
         check_strategy(self.engine.data_parallel_size, self.strategy, self.data_parallel_size_local)
+        if self.data_parallel_rank is not None:
+            self._check_external()
+        elif self.is_hybrid:
+            self._check_hybrid()
+        elif self.backend == "mp" and self.num_local_ranks != self.engine.data_parallel_size:
+            raise ConfigError(
+                f"--data-parallel-size-local {self.num_local_ranks}: without a Ray cluster all"
+                f" {self.engine.data_parallel_size} ranks run on this machine; for a server of its"
+                " own on each node add --data-parallel-hybrid-lb"
+            )
+
+    def _check_external(self) -> None:
+        size, rank = self.engine.data_parallel_size, self.data_parallel_rank
+        if rank not in range(size):
+            raise ConfigError(
+                f"--data-parallel-rank must be from 0 to {size - 1} with --data-parallel-size"
+                f" {size}, not {rank}"
+            )
+        if self.is_hybrid or self.data_parallel_size_local not in (None, 1):
+            raise ConfigError(
+                "--data-parallel-rank is for a server of one rank; it does not go with"
+                " --data-parallel-hybrid-lb, -start-rank or -size-local"
+            )
+
+    def _check_hybrid(self) -> None:
+        size, local = self.engine.data_parallel_size, self.data_parallel_size_local
+        if local is None:
+            raise ConfigError(
+                "--data-parallel-hybrid-lb needs --data-parallel-size-local: ranks on each node"
+            )
+        start = self.data_parallel_start_rank or 0
+        if not 0 <= start <= size - local:
+            raise ConfigError(
+                f"ranks {start} to {start + local - 1} (--data-parallel-start-rank {start},"
+                f" --data-parallel-size-local {local}) are not within --data-parallel-size {size}"
+            )
+
+    @property
+    def is_hybrid(self) -> bool:
+        return self.data_parallel_hybrid_lb or self.data_parallel_start_rank is not None
+
+    @property
+    def num_local_ranks(self) -> int:
+        return self.data_parallel_size_local or self.engine.data_parallel_size
+
+    @property
+    def ranks(self) -> range:
+        """The data-parallel ranks that this server speaks to."""
+        if self.data_parallel_rank is not None:
+            return range(self.data_parallel_rank, self.data_parallel_rank + 1)
+        if self.is_hybrid:
+            start = self.data_parallel_start_rank or 0
+            return range(start, start + self.num_local_ranks)
+        return range(self.engine.data_parallel_size)
 
     @property
     def backend(self) -> Backend:
@@ -240,6 +328,7 @@ class ServeConfig:
         return Topology(
             tensor_parallel_size=self.engine.tensor_parallel_size,
             pipeline_parallel_size=self.engine.pipeline_parallel_size,
-            data_parallel_size=self.engine.data_parallel_size,
+            data_parallel_size=len(self.ranks),
+            data_parallel_start_rank=self.ranks.start,
             api_server_count=self.api_server_count,
         )

@@ -23,9 +23,6 @@ class Reach:
     """The address of this node on which the wires must be bound for them; None: all of them are
     local, and the wires are ipc."""
 
-    ranks: tuple[int, ...]
-    """The data-parallel ranks that the API servers speak to."""
-
 
 class EngineGroup(Protocol):
     """Engine cores that start together, live together and end together.

@@ -42,8 +42,8 @@ class LocalEngines:
         self._supervisor = Supervisor(on_death, lambda _: has_said_why())
 
     def place(self) -> Reach:
-        """All ranks run here."""
-        return Reach(ranks=tuple(range(self._config.topology.num_engines)))
+        """All ranks of this server run here."""
+        return Reach()
 
     def start_coordinator(self, num_api_servers: int) -> CoordinatorAddresses | None:
         return None
@@ -55,7 +55,9 @@ class LocalEngines:
         allow: Callable[[Sequence[bytes]], None],
     ) -> None:
         config = self._config
-        configs = config.engine.engine_configs(model, wire, config.environment, config.log_level)
+        configs = config.engine.engine_configs(
+            model, wire, config.environment, config.log_level, config.ranks
+        )
         self._supervisor.start([engine_child(each) for each in configs], "spawn")
 
     def watch(self) -> None:

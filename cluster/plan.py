@@ -22,6 +22,9 @@ class Topology:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_start_rank: int = 0
+    """Above 0 where other servers have the ranks before it (hybrid and external balancing)."""
+
     api_server_count: int | None = None
     """None: as many as data-parallel ranks."""
 
@@ -45,6 +48,11 @@ class Topology:
     @property
     def num_engines(self) -> int:
         return self.data_parallel_size
+
+    @property
+    def ranks(self) -> range:
+        first = self.data_parallel_start_rank
+        return range(first, first + self.data_parallel_size)
 
     @property
     def workers_per_engine(self) -> int:
@@ -87,10 +95,10 @@ class Topology:
         """The title of every process, as `ps` shows it."""
         return [
             *(f"RAYWIRE::APIServer_{i}" for i in range(self.num_api_servers)),
-            *(f"RAYWIRE::EngineCore_DP{dp}" for dp in range(self.num_engines)),
+            *(f"RAYWIRE::EngineCore_DP{dp}" for dp in self.ranks),
             *(
                 f"RAYWIRE::Worker_DP{dp}_PP{pp}_TP{tp}"
-                for dp in range(self.num_engines)
+                for dp in self.ranks
                 for pp in range(self.pipeline_parallel_size)
                 for tp in range(self.tensor_parallel_size)
             ),

@@ -113,6 +113,11 @@ class ParallelConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     @property
+    def engine_index(self) -> int:
+        """This rank's place among those of its server: its number on wire 1."""
+        return self.data_parallel_rank - self.data_parallel_start_rank
+
+    @property
     def world_size(self) -> int:
         """Workers of one engine core. Rank = pp_rank * tensor_parallel_size + tp_rank."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
@@ -143,6 +148,9 @@ class ExecutorConfig:
 
     num_local_engines: int = 1
     """Engine cores on this node: memory and cores are shared among them."""
+
+    first_device: int = 0
+    """Of the CUDA devices that this process sees, the first of this engine core's."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

@@ -160,7 +160,7 @@ class EngineCore:
         outputs = self._scheduler.take_outputs()
         if not outputs:
             return {}
-        rank, epoch = self._config.parallel.data_parallel_rank, self._config.wire.epoch
+        rank, epoch = self._config.parallel.engine_index, self._config.wire.epoch
         stats, now = self.stats(), self._clock()
         return {
             client_index: EngineCoreOutputs(rank, epoch, batch, stats, now)

@@ -255,12 +255,10 @@ def _choose_device(config: EngineConfig, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device here")
-    parallel = config.parallel
-    local_engine = parallel.data_parallel_rank % config.executor.num_local_engines
-    index = local_engine * parallel.world_size + rank
+    index = config.executor.first_device + rank
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"worker {rank} of engine {parallel.data_parallel_rank} needs CUDA device {index}, and"
+            f"worker {rank} of engine {config.parallel.data_parallel_rank} needs CUDA device {index}, and"
             f" there are {torch.cuda.device_count()}"
         )
     device = torch.device("cuda", index)

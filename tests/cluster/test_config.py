@@ -13,6 +13,7 @@ from engine.config import WireConfig
 from engine.errors import ConfigError
 
 MODEL = ResolvedModel(name="m", path=Path("/models/m"), model_type="llama")
+FOUR_RANKS = EngineOptions(model="m", data_parallel_size=4)
 
 
 def test_options_reach_the_engine() -> None:
@@ -85,12 +86,25 @@ def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: 
             "--ray-address goes with --data-parallel-backend ray",
         ),
         ({"shutdown_timeout": math.nan}, "--shutdown-timeout must not be negative"),
-        ({"engine": EngineOptions(model="m", data_parallel_size=2)}, "next release"),
-        ({"api_server_count": 2}, "next release"),
+        ({"engine": FOUR_RANKS, "data_parallel_rank": 4}, "must be from 0 to 3"),
+        (
+            {"engine": FOUR_RANKS, "data_parallel_rank": 1, "data_parallel_size_local": 2},
+            "one rank",
+        ),
+        ({"engine": FOUR_RANKS, "data_parallel_size_local": 2}, "add --data-parallel-hybrid-lb"),
+        ({"engine": FOUR_RANKS, "data_parallel_hybrid_lb": True}, "needs --data-parallel-size-loc"),
+        (
+            {
+                "engine": FOUR_RANKS,
+                "data_parallel_start_rank": 3,
+                "data_parallel_size_local": 2,
+            },
+            "ranks 3 to 4 .* are not within",
+        ),
     ],
 )
 def test_a_server_checks_its_own(options: dict[str, Any], message: str) -> None:
-    """What only serving has, and what this release cannot serve."""
+    """What only serving has."""
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**{"engine": EngineOptions(model="m"), **options})
 
@@ -104,6 +118,34 @@ def test_the_flag_goes_before_the_variable() -> None:
     assert ServeConfig(engine=engine, environment=environment).log_level == "ERROR"
     chosen = dataclasses.replace(engine, log_level="DEBUG")
     assert ServeConfig(engine=chosen, environment=environment).log_level == "DEBUG"
+
+
+def test_a_server_speaks_to_all_ranks_or_to_its_own() -> None:
+    """Internal, external and hybrid balancing; the formula counts what one server runs."""
+    internal = ServeConfig(engine=FOUR_RANKS)
+    external = ServeConfig(engine=FOUR_RANKS, data_parallel_rank=2)
+    hybrid = ServeConfig(engine=FOUR_RANKS, data_parallel_start_rank=2, data_parallel_size_local=2)
+    assert [c.ranks for c in (internal, external, hybrid)] == [range(4), range(2, 3), range(2, 4)]
+    assert internal.topology.num_processes == 4 + 4 + 4 + 1
+    assert external.topology.titles() == [
+        "RAYWIRE::APIServer_0",
+        "RAYWIRE::EngineCore_DP2",
+        "RAYWIRE::Worker_DP2_PP0_TP0",
+    ]
+    assert hybrid.topology.num_processes == 2 + 2 + 2 + 1
+
+
+def test_ranks_of_a_hybrid_server_count_from_zero_on_its_wire() -> None:
+    """And each has the devices of this node that follow the last one's."""
+    options = EngineOptions(model="m", data_parallel_size=4, tensor_parallel_size=2)
+    wire = WireConfig(request_addresses=(), output_addresses=())
+
+    configs = options.engine_configs(MODEL, wire, Environment(), "INFO", range(2, 4))
+
+    assert [c.parallel.data_parallel_rank for c in configs] == [2, 3]
+    assert [c.parallel.engine_index for c in configs] == [0, 1]
+    assert [c.executor.first_device for c in configs] == [0, 2]
+    assert {c.executor.num_local_engines for c in configs} == {2}
 
 
 def test_ray_is_used_where_one_asks_for_it_or_runs_in_it() -> None:
