@@ -20,7 +20,7 @@ import msgspec
 
 from api.engine_handle import EngineHandle
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
-from api.load_balancer import choose
+from api.load_balancer import LoadBalancer, Route
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
 from api.wire_sockets import WireSockets
@@ -31,7 +31,6 @@ from engine.doorkeeper import Doorkeeper
 from engine.errors import (
     ConfigError,
     EngineDeadError,
-    InvalidRequestError,
     RaywireError,
     UnavailableError,
     WireError,
@@ -76,6 +75,7 @@ class EngineClient:
     ) -> None:
         self._registry = EngineRegistry(num_engines, heartbeat_timeout_s, step_timeout_s)
         self.engines = self._registry.engines
+        self.balancer = LoadBalancer(num_engines, client_index)
         self.death: EngineDeadError | None = None
         """The first cause, once an engine core is gone for good."""
         self.on_stats: Callable[[int, SchedulerStats], None] | None = None
@@ -197,6 +197,8 @@ class EngineClient:
         *,
         wakeup: Wakeup | None = None,
         timeline: Timeline | None = None,
+        session: str | None = None,
+        follows: Route | None = None,
     ) -> RequestStream:
         """Send a request and return the stream of its outputs. Closing that early aborts it.
 
@@ -205,19 +207,26 @@ class EngineClient:
                 balancer.
             wakeup: set whenever an output comes, for readers of several streams.
             timeline: takes in the request's times.
+            session: the client's name for requests that belong together: they share a rank, if that
+                costs nothing.
+            follows: where another request of the same prompt has gone: this one goes there too.
 
         Raises:
             EngineDeadError: an engine core is gone.
         """
         self._raise_if_dead()
-        engine = self._choose_engine(request.data_parallel_rank)
+        route = self._choose_route(request, session, follows)
+        engine = self.engines[route.rank]
         if request.client_index != self._client_index:
             request = msgspec.structs.replace(request, client_index=self._client_index)
-        stream = RequestStream(request.request_id, self._abort_one, wakeup, timeline)
+        stream = RequestStream(request.request_id, self._abort_one, wakeup, timeline, route)
         stream.timeline.engine_index = engine.index
-        self._send(engine, RequestType.ADD, request)
+        try:
+            self._send(engine, RequestType.ADD, request)
+        except BaseException:
+            self.balancer.finish(route.rank)
+            raise
         self._streams[request.request_id] = (stream, engine)
-        engine.load.num_unreported += 1
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -238,6 +247,7 @@ class EngineClient:
         for request_id in request_ids:
             entry = self._streams.pop(request_id, None)
             if entry is not None:
+                self.balancer.finish(entry[1].index)
                 streams.append(entry[0])
                 by_engine.setdefault(entry[1].index, []).append(request_id)
         for index, ids in by_engine.items():
@@ -276,6 +286,9 @@ class EngineClient:
         finally:
             for call_id in calls:
                 self._calls.pop(call_id, None)
+        if method == "reset_prefix_cache":
+            for index in indices:
+                self.balancer.forget_prefixes(index)
         return [utility.read_answer(method, answer) for answer in answers]
 
     def _send_call(self, engine: EngineHandle, method: str, args: tuple[object, ...]) -> int:
@@ -286,17 +299,22 @@ class EngineClient:
         self._calls[call_id] = asyncio.get_running_loop().create_future()
         return call_id
 
-    def _choose_engine(self, rank: int | None) -> EngineHandle:
-        if rank is None:
-            rank = 0 if len(self.engines) == 1 else choose([e.load for e in self.engines])
-        elif not 0 <= rank < len(self.engines):
-            raise InvalidRequestError(
-                f"data_parallel_rank must be from 0 to {len(self.engines) - 1}, not {rank}",
-                "data_parallel_rank",
-            )
-        if rank is None or self.engines[rank].identity is None:
-            raise UnavailableError("no engine core is ready")
-        return self.engines[rank]
+    def _choose_route(
+        self, request: EngineCoreRequest, session: str | None, follows: Route | None
+    ) -> Route:
+        """Where `request` goes. From here on it counts as in flight there."""
+        if follows is not None:
+            self.balancer.add(follows.rank)
+            return follows
+        params, adapter = request.sampling_params, request.lora_request
+        # The engine core computes all of a prompt whose log probabilities are asked for.
+        is_cached = params is None or params.prompt_logprobs is None
+        return self.balancer.choose(
+            request.prompt_token_ids if is_cached else None,
+            session=session,
+            salt=(request.cache_salt, None if adapter is None else adapter.name),
+            pinned_rank=request.data_parallel_rank,
+        )
 
     def _send(self, engine: EngineHandle, kind: RequestType, message: object) -> None:
         """Send one message. Large arrays are not copied: they must stay as they are until sent."""
@@ -312,11 +330,16 @@ class EngineClient:
 
     def _on_ready(self, frames: list[bytes]) -> None:
         identity, *body = frames
+        ready = self._decode_ready(body)
         try:
-            is_news = self._registry.take_ready(identity, self._decode_ready(body), self._now())
+            is_news = self._registry.take_ready(identity, ready, self._now())
         except ConfigError as difference:
-            self._refusal, is_news = difference, True
+            self._refusal = difference
+            self._starting.set()
+            return
         if is_news:
+            cache_tokens = ready.kv_cache_size_tokens if ready.has_prefix_cache else 0
+            self.balancer.mark_up(ready.engine_index, ready.block_size, cache_tokens)
             self._starting.set()
 
     def _on_output(self, frames: list[bytes]) -> None:
@@ -342,9 +365,13 @@ class EngineClient:
                 continue  # aborted here while its output was on the way
             if output.finish_reason is not None:
                 del streams[output.request_id]
+                self.balancer.finish(engine.index)
+            if output.details is not None and (prefill := output.details.prefill_stats) is not None:
+                self.balancer.correct(entry[0].route, prefill.num_cached_tokens)
             entry[0].push(output, timestamp)
         if outputs.stats is not None:
-            engine.load.report(outputs.stats.num_waiting, outputs.stats.num_running)
+            self.balancer.take_report(engine.index, outputs.stats)
+            self.balancer.take_counters(engine.index, outputs.stats)
             if self.on_stats is not None:
                 self.on_stats(engine.index, outputs.stats)
         if outputs.utility is not None:
@@ -375,7 +402,7 @@ class EngineClient:
         if engine_index is not None:
             engine = self.engines[engine_index]
             engine.state = "hung" if engine.state == "hung" else "dead"
-            engine.load.is_up = False
+            self.balancer.mark_down(engine_index)
         self.death = EngineDeadError(engine_index, cause)
         if is_first:
             logger.error("first cause: engine core %s: %s", engine_index, cause)
@@ -388,7 +415,8 @@ class EngineClient:
 
     def _fail_all(self, error: RaywireError) -> None:
         streams, self._streams = self._streams, {}
-        for stream, _ in streams.values():
+        for stream, engine in streams.values():
+            self.balancer.finish(engine.index)
             stream.fail(error)
         for future in self._calls.values():
             if not future.done():

@@ -1,9 +1,8 @@
 """What an API server knows of one engine core. Kept by `engine_client`, read by `service`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from api.load_balancer import RankLoad
 from engine.wire import EngineReady, Heartbeat, Phase
 
 EngineState = Literal["starting", "up", "hung", "dead"]
@@ -14,7 +13,6 @@ class EngineHandle:
     """What the client knows of one engine core."""
 
     index: int
-    load: RankLoad = field(default_factory=lambda: RankLoad(is_up=False))
     identity: bytes | None = None
     ready: EngineReady | None = None
     last_seen: float = 0.0

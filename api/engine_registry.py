@@ -65,7 +65,7 @@ class EngineRegistry:
         if difference := self._difference_to_others(ready):
             raise ConfigError(difference)
         engine.identity, engine.ready = identity, ready
-        engine.state, engine.load.is_up = "up", True
+        engine.state = "up"
         engine.heartbeat = None  # how long it has been loading is no step's age
         engine.last_seen = now
         logger.info(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from api.load_balancer import ONLY_ROUTE, Route
 from api.timeline import Timeline
 from engine.errors import RaywireError
 from engine.wire import EngineCoreOutput, Logprobs, OutputDetails
@@ -46,7 +47,10 @@ class RequestStream:
     the stream in any case: before its end that aborts the request.
     """
 
-    __slots__ = ("_close", "_error", "_waiting", "is_finished", "request_id", "timeline", "wakeup")
+    __slots__ = (
+        *("_close", "_error", "_waiting"),
+        *("is_finished", "request_id", "route", "timeline", "wakeup"),
+    )
 
     def __init__(
         self,
@@ -54,8 +58,10 @@ class RequestStream:
         close: Callable[[str], None],
         wakeup: Wakeup | None = None,
         timeline: Timeline | None = None,
+        route: Route = ONLY_ROUTE,
     ) -> None:
         self.request_id = request_id
+        self.route = route
         self.wakeup = wakeup or Wakeup()
         self.timeline = timeline or Timeline()
         self.is_finished = False
