@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from api import route_headers
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
 from api.protocol import GenerationBody
@@ -86,6 +87,8 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         RequestError, ServerError: nothing has been sent.
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
+    num_ranks = len(service.client.engines)
+    wish = route_headers.read(request.headers, num_ranks)
     generation = Generation()
     with contextlib.ExitStack() as cleanup:
         preparing = service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
@@ -102,18 +105,20 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         except asyncio.CancelledError:
             generation.check_client()
             raise
-        await generation.launch(service, prompts, processors, job.arrived_at)
+        await generation.launch(service, prompts, processors, job.arrived_at, wish)
+        routes = generation.routes if num_ranks > 1 else ()
+        headers = {**job.headers, **route_headers.write(routes)}
         form = job.make_format(generation, prompts)
         batches = generation.batches()
         if not job.body.stream:
             parts = await _collect(batches, len(generation.choices))
             generation.check_client()
-            return json_response(form.whole(parts), job.headers)
+            return json_response(form.whole(parts), headers)
         first = await anext(batches, None)
         if first is None:
             raise ClientDisconnect
         # From here on the response cleans up, when its last byte is out.
-        return EventStream(_events(form, first, batches), cleanup.pop_all().close, job.headers)
+        return EventStream(_events(form, first, batches), cleanup.pop_all().close, headers)
 
 
 def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputProcessor]]:

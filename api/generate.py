@@ -11,12 +11,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import ClientDisconnect
 
+from api.load_balancer import Route
 from api.metrics import RequestRecord
 from api.output_processor import OutputDelta, OutputProcessor
 from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
+from api.route_headers import RouteWish
 from api.service import Service
 from engine.errors import RequestFailedError, ServerError
 from engine.wire import EngineCoreRequest
@@ -90,6 +93,8 @@ class Generation:
         self.choices: list[Choice] = []
         self.wakeup = Wakeup()
         """Set when any of them has news."""
+        self.routes: list[Route] = []
+        """Where they went: one for each prompt."""
         self._is_cancelled = False
         self._n = 1
 
@@ -99,14 +104,17 @@ class Generation:
         prompts: Sequence[Prompt],
         processors: Iterable[OutputProcessor],
         arrived_at: float,
+        wish: RouteWish,
     ) -> None:
-        """Send all sequences to the engine; other requests get their turn in between.
+        """Send all sequences to the engine; other requests get their turn in between. Those of one
+        prompt go to one rank, which then computes it once.
 
         Args:
             service: with the engine client.
             prompts: of the request, each with as many continuations.
             processors: one for each continuation.
             arrived_at: `time.monotonic()`.
+            wish: what the client said about ranks.
 
         Raises:
             ClientDisconnect: cancelled meanwhile.
@@ -119,7 +127,18 @@ class Generation:
                 await asyncio.sleep(0)
             self.check_client()
             record = service.metrics.record(arrived_at)
-            stream = service.client.stream(request, wakeup=self.wakeup, timeline=record)
+            if wish.pinned_rank is not None:
+                request = msgspec.structs.replace(request, data_parallel_rank=wish.pinned_rank)
+            is_first = index % self._n == 0
+            stream = service.client.stream(
+                request,
+                wakeup=self.wakeup,
+                timeline=record,
+                session=wish.session,
+                follows=None if is_first else self.routes[-1],
+            )
+            if is_first:
+                self.routes.append(stream.route)
             self.choices.append(Choice(index, processor, stream, record))
 
     async def batches(self) -> AsyncIterator[Batch]:

@@ -11,7 +11,8 @@ import pytest
 from api.generate import Choice, Generation, Prompt
 from api.metrics import Metrics
 from api.output_processor import OutputProcessor
-from api.request_stream import RequestStream
+from api.request_stream import RequestStream, Wakeup
+from api.route_headers import RouteWish
 from api.sampling import SamplingParams
 from api.service import Service
 from api.tokenizer import Tokenizer
@@ -119,16 +120,18 @@ def test_others_get_their_turn_while_many_sequences_are_sent(tokenizer: Tokenize
     sent: list[object] = []
     turns: list[int] = []
 
-    def stream(request: object, **options: Any) -> RequestStream:
+    def stream(request: object, wakeup: Wakeup, **_: Any) -> RequestStream:
         sent.append(request)
-        return RequestStream("r", lambda _: None, **options)
+        return RequestStream("r", lambda _: None, wakeup)
 
     async def work() -> None:
         processor = OutputProcessor(tokenizer, SamplingParams(), [97])
         prompt = Prompt([97], [cast(EngineCoreRequest, i) for i in range(1000)])
         service = SimpleNamespace(client=SimpleNamespace(stream=stream), metrics=Metrics("m", 1))
         launch = asyncio.ensure_future(
-            Generation().launch(cast(Service, service), [prompt], [processor] * 1000, 0.0)
+            Generation().launch(
+                cast(Service, service), [prompt], [processor] * 1000, 0.0, RouteWish()
+            )
         )
         while not launch.done():
             await asyncio.sleep(0)

@@ -34,9 +34,12 @@ def wait_for(condition: Callable[[], object], what: str = "the condition") -> No
 class HttpServer:
     """A running server. `http` is a client of it."""
 
-    def __init__(self, port: int, engine: FakeEngine, client: EngineClient, stop: StopFlag) -> None:
+    def __init__(
+        self, port: int, engines: list[FakeEngine], client: EngineClient, stop: StopFlag
+    ) -> None:
         self.port = port
-        self.engine = engine
+        self.engines = engines
+        self.engine = engines[0]
         self.client = client
         self.stop = stop
         self.exit_code: int | None = None
@@ -98,20 +101,24 @@ def serving(
     start: Callable[[Path], Path] = lambda folder: folder,
     heartbeat_timeout_s: float = 10.0,
     engine_options: dict[str, Any] | None = None,
+    num_engines: int = 1,
     **config: Any,
 ) -> Iterator[HttpServer]:
-    """Run a server with one fake engine core while the block runs."""
+    """Run a server with fake engine cores, usually one, while the block runs."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raywire-test-")))
         wires = ipc_wires(folder)
         model = byte_folder.make(folder / "model")
-        engine = stack.enter_context(FakeEngine(wires, answer, **engine_options or {}))
-        client = EngineClient(heartbeat_timeout_s=heartbeat_timeout_s)
+        engines = [
+            stack.enter_context(FakeEngine(wires, answer, index=index, **engine_options or {}))
+            for index in range(num_engines)
+        ]
+        client = EngineClient(num_engines, heartbeat_timeout_s=heartbeat_timeout_s)
         stop = StopFlag()
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = HttpServer(listener.getsockname()[1], engine, client, stop)
+        server = HttpServer(listener.getsockname()[1], engines, client, stop)
         settings = ApiConfig(served_model_names=("m", "alias"), **config)
 
         def bind_and_start() -> Path:

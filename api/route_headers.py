@@ -1,0 +1,69 @@
+"""The headers that concern the choice of a rank: what a client asks for, and what it is told.
+
+    X-data-parallel-rank: 1       this rank and no other
+    X-Session-ID: chat-42         requests of one session share a rank where that costs nothing
+    X-Raywire-Route: rank=1; matched=3; queue=2; rule=prefix
+
+The last one is in the response where there are several ranks: which one, how many blocks of the
+prompt it probably had, how many requests were in flight there, and why it was chosen
+(`load_balancer.Route`). A request with several prompts has one entry for each, separated by commas.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+
+from api.load_balancer import Route
+from engine.errors import InvalidRequestError
+
+PINNED_RANK = "X-data-parallel-rank"
+SESSION = "X-Session-ID"
+ROUTE = "X-Raywire-Route"
+
+MAX_ENTRIES = 16
+"""Of one response: proxies refuse long headers. `omitted=N` stands for the others."""
+
+_SAFE_SESSION = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
+_RANK = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteWish:
+    """What a request says about its rank."""
+
+    pinned_rank: int | None = None
+    session: str | None = None
+
+
+def read(headers: Headers, num_ranks: int) -> RouteWish:
+    """What the client asks for. A session name that is long or strange is no session.
+
+    Raises:
+        InvalidRequestError: there is no such rank.
+    """
+    session = headers.get(SESSION)
+    if session is not None and not _SAFE_SESSION.fullmatch(session):
+        session = None
+    given = headers.get(PINNED_RANK)
+    if given is None:
+        return RouteWish(None, session)
+    if not _RANK.fullmatch(given) or int(given) >= num_ranks:
+        there_is = "0, the only one" if num_ranks == 1 else f"from 0 to {num_ranks - 1}"
+        raise InvalidRequestError(
+            f"the header {PINNED_RANK} must be a rank, {there_is}, not {given[:40]!r}", PINNED_RANK
+        )
+    return RouteWish(int(given), session)
+
+
+def write(routes: Sequence[Route]) -> dict[str, str]:
+    """The response's header; none where no choice was made."""
+    entries = [
+        f"rank={route.rank}; matched={route.matched_blocks}; queue={route.num_queued};"
+        f" rule={route.rule}"
+        for route in routes[:MAX_ENTRIES]
+    ]
+    if len(routes) > MAX_ENTRIES:
+        entries.append(f"omitted={len(routes) - MAX_ENTRIES}")
+    return {ROUTE: ", ".join(entries)} if entries else {}
