@@ -150,6 +150,24 @@ _DATA_PARALLEL_OPTIONS = [
     ),
     _option(
         "Data parallelism",
+        "--data-parallel-hybrid-lb/--no-data-parallel-hybrid-lb",
+        help="A server of its own, with its own port, for the engines of each node. Without Ray"
+        " start one on each, with --data-parallel-size-local and -start-rank.",
+    ),
+    _option(
+        "Data parallelism",
+        "--data-parallel-start-rank",
+        type=int,
+        help="First engine of this node's server.",
+    ),
+    _option(
+        "Data parallelism",
+        "--data-parallel-rank",
+        type=int,
+        help="Run this one engine only, with a port of its own: balancing is done outside.",
+    ),
+    _option(
+        "Data parallelism",
         "--placement-timeout",
         type=float,
         help="Seconds to wait for a busy cluster to make room.",

@@ -8,11 +8,12 @@ from tests.helpers.server import ROOT
 
 _OF_A_SERVER = """
     --api-server-count --attention-backend --block-size --chat-template
-    --data-parallel-backend --data-parallel-placement --data-parallel-size
-    --data-parallel-size-local --device --dtype --enable-chunked-prefill
+    --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
+    --data-parallel-rank --data-parallel-size --data-parallel-size-local
+    --data-parallel-start-rank --device --dtype --enable-chunked-prefill
     --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
     --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
-    --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
+    --no-data-parallel-hybrid-lb --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
     --pipeline-parallel-size --placement-timeout --port --ray-address --scheduling-policy --seed
     --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
     --wire-port-range -dp -pp -tp
