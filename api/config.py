@@ -22,6 +22,10 @@ class ApiConfig:
     scheduling_policy: Policy = "fcfs"
     """With "fcfs" a request that asks for a `priority` is refused rather than misunderstood."""
 
+    first_rank: int = 0
+    """The data-parallel rank of engine core 0: users count all ranks, also those of other servers
+    (hybrid and external balancing)."""
+
     max_body_bytes: int = 8 << 20
     """Larger request bodies are a 413, refused while they are read."""
 

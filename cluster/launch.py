@@ -165,6 +165,7 @@ def _make_front(
         start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
         chat_template=config.chat_template,
+        first_rank=config.ranks.start,
     )
     step_timeout_s = config.environment.execute_model_timeout_s
     if len(http_sockets) == 1:
