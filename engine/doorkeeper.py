@@ -20,7 +20,6 @@ from engine.curve import CurveKeys
 logger = logging.getLogger(__name__)
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class Doorkeeper:
@@ -32,10 +31,8 @@ class Doorkeeper:
         self._allowed: set[bytes] = set()
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
-        """Admit the owners of these keys from now on. From any thread, at any time.
-
-        A client that was refused does not try again: list it before it connects.
-        """
+        """Admit the owners of these keys from now on. From any thread, at any time: who was refused
+        before tries again after `HANDSHAKE_TIMEOUT_S`."""
         self._allowed.update(public_keys)
 
     def guard(
@@ -85,7 +82,8 @@ class Doorkeeper:
         if key in self._allowed:
             return [version, request_id, b"200", b"OK", b"", b""]
         self._refuse(f"the key {key.decode()} of {address.decode()} is not listed")
-        return [version, request_id, b"400", b"not listed", b"", b""]
+        # For now, that is. After 400 a client gives up for ever, and blocks whoever writes to it.
+        return [version, request_id, b"300", b"not listed", b"", b""]
 
     def _take_note(self, event: list[bytes]) -> None:
         facts = parse_monitor_message(event)
@@ -103,7 +101,9 @@ def _monitor(
 ) -> "zmq.Socket[bytes]":
     """A socket on which failed handshakes of `socket` are told."""
     address = f"inproc://doorkeeper-{id(socket)}"
-    socket.monitor(address, _FAILED)
+    # Who notices first that the keys are wrong hangs up: one event where we do, one where they do.
+    failed = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    socket.monitor(address, failed)
     monitor = context.socket(zmq.PAIR)
     monitor.connect(address)
     return monitor

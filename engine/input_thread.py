@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import msgspec
 import zmq
 
 from engine import codec
+from engine.curve import CurveLink
 from engine.errors import RequestError, WireError
 from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
 from engine.request import Request
@@ -78,6 +80,7 @@ class InputThread:
 
     Args:
         addresses: one ROUTER per API server; a client index is a position in it.
+        links: keys for the connection to each, where the wires are encrypted.
         coordinator_index: the coordinator's; None without one.
         ready: sent on each DEALER before anything else, since a ROUTER cannot address a stranger.
         prepare: `EngineCore.prepare`: raises RequestError for a request that cannot be served.
@@ -99,10 +102,12 @@ class InputThread:
         aborts: AbortQueue,
         reply: Callable[[int, EngineCoreOutputs], None],
         on_crash: Callable[[BaseException], None],
+        links: Sequence[CurveLink] = (),
     ) -> None:
         self._dropped = dropped
         self._context = context
         self._addresses = addresses
+        self._links = links
         self._coordinator_index = coordinator_index
         self._ready = ready
         self._prepare = prepare
@@ -124,8 +129,8 @@ class InputThread:
     def _run(self) -> None:
         sockets: list[zmq.Socket[bytes]] = []
         try:
-            for address in self._addresses:
-                sockets.append(self._connect(address))
+            for address, link in zip_longest(self._addresses, self._links):
+                sockets.append(self._connect(address, link))
             self._receive_for_ever(sockets)
         except zmq.ContextTerminated:
             pass
@@ -135,9 +140,9 @@ class InputThread:
             for socket in sockets:
                 socket.close()
 
-    def _connect(self, address: str) -> "zmq.Socket[bytes]":
+    def _connect(self, address: str, link: CurveLink | None) -> "zmq.Socket[bytes]":
         identity = pack_identity(self._ready.engine_index, self._ready.epoch)
-        socket = connect_socket(self._context, zmq.DEALER, address, identity=identity)
+        socket = connect_socket(self._context, zmq.DEALER, address, identity=identity, curve=link)
         socket.send_multipart(codec.Encoder().encode(self._ready))
         return socket
 

@@ -11,11 +11,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import zmq
 
 from engine import codec
+from engine.curve import CurveLink
 from engine.sockets import connect_socket
 from engine.wire import (
     EngineCoreOutputs,
@@ -43,6 +45,7 @@ class OutputThread:
 
     Args:
         addresses: one PULL per API server; a client index is a position in it.
+        links: keys for the connection to each, where the wires are encrypted.
         progress: says what the main thread is doing. Must not block.
         on_crash: told of an error that ended the thread; called from the thread.
     """
@@ -57,9 +60,11 @@ class OutputThread:
         heartbeat_interval_s: float,
         progress: Callable[[], Progress],
         on_crash: Callable[[BaseException], None],
+        links: Sequence[CurveLink] = (),
     ) -> None:
         self._context = context
         self._addresses = addresses
+        self._links = links
         self._engine_index = engine_index
         self._epoch = epoch
         self._heartbeat_interval_s = heartbeat_interval_s
@@ -109,8 +114,8 @@ class OutputThread:
             self._on_crash(error)
 
     def _connect(self) -> None:
-        for address in self._addresses:
-            self._sockets.append(connect_socket(self._context, zmq.PUSH, address))
+        for address, link in zip_longest(self._addresses, self._links):
+            self._sockets.append(connect_socket(self._context, zmq.PUSH, address, curve=link))
 
     def _send_until_dead(self) -> None:
         next_beat = time.monotonic()

@@ -31,9 +31,10 @@ from typing import NoReturn
 import zmq
 
 from engine import fingerprint, lifecycle, log
-from engine.config import EngineConfig
+from engine.config import EngineConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
+from engine.curve import CurveKeys, CurveLink
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError
 from engine.executor import Executor, StartExecutor
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
@@ -50,14 +51,18 @@ MAX_CAUSE_CHARS = 2000
 """Of a cause in DEAD: enough for a message, whatever an exception's text holds."""
 
 
-def main(config: EngineConfig, start_executor: StartExecutor) -> NoReturn:
+def main(
+    config: EngineConfig, start_executor: StartExecutor, keys: CurveKeys | None = None
+) -> NoReturn:
     """Run one engine core until it is stopped or fails. The target of `multiprocessing`."""
     name = f"EngineCore_DP{config.parallel.data_parallel_rank}"
     lifecycle.set_title(name)
     log.configure(name, config.log_level)
     lifecycle.die_with_parent(at_once=False)
     lifecycle.leave_stopping_to_parent()
-    exit_code = EngineProcess(config).run(start_executor, interrupted_by=lifecycle.STOP_SIGNAL)
+    exit_code = EngineProcess(config, keys).run(
+        start_executor, interrupted_by=lifecycle.STOP_SIGNAL
+    )
     if exit_code == -lifecycle.STOP_SIGNAL:
         _die_of(lifecycle.STOP_SIGNAL)
     sys.exit(exit_code)
@@ -68,10 +73,17 @@ class _Stopped(BaseException):
 
 
 class EngineProcess:
-    """One engine core with its threads and sockets; `run` is its whole life."""
+    """One engine core with its threads and sockets; `run` is its whole life.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        config: settings.
+        keys: its own, where `config.wire.curve` is given. Servers have listed the public one by the
+            time it runs.
+    """
+
+    def __init__(self, config: EngineConfig, keys: CurveKeys | None = None) -> None:
         self._config = config
+        self._links = _links(config.wire, keys)
         self._engine_index = config.parallel.data_parallel_rank
         self._inbox: Inbox = queue.SimpleQueue()
         self._aborts: AbortQueue = queue.SimpleQueue()
@@ -137,6 +149,7 @@ class EngineProcess:
         input_thread = InputThread(
             self._zmq(),
             self._config.wire.request_addresses,
+            links=self._links,
             coordinator_index=self._config.wire.coordinator_index,
             ready=self._ready(core),
             prepare=core.prepare,
@@ -165,6 +178,7 @@ class EngineProcess:
         self._output = OutputThread(
             self._zmq(),
             wire.output_addresses,
+            links=self._links,
             engine_index=self._engine_index,
             epoch=wire.epoch,
             heartbeat_interval_s=wire.heartbeat_interval_s,
@@ -230,6 +244,15 @@ class EngineProcess:
 
     def _report_executor_failure(self, cause: str) -> None:
         self._inbox.put(ExecutorFailed(cause))
+
+
+def _links(wire: WireConfig, keys: CurveKeys | None) -> list[CurveLink]:
+    """What to connect with, by client index; nothing on ipc."""
+    if wire.curve is None:
+        return []
+    assert keys is not None, "encrypted wires need keys"
+    assert len(wire.curve.server_public_keys) == len(wire.request_addresses)
+    return [CurveLink(keys, public) for public in wire.curve.server_public_keys]
 
 
 def _die_of(signum: signal.Signals) -> None:

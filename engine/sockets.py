@@ -28,6 +28,9 @@ LINK_PATIENCE_S = 120
 """A TCP connection whose peer has been silent for this long is given up by both ends. Until then
 the ROUTER would refuse a new one that the peer makes under the same identity."""
 
+HANDSHAKE_TIMEOUT_S = 5
+"""Who is not greeted by then, or not let in, hangs up and tries again."""
+
 _FIRST_PROBE_S = 60
 _PROBE_INTERVAL_S = 15
 
@@ -64,13 +67,15 @@ def allow_ipv6(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def _be_patient(socket: "zmq.Socket[bytes]") -> None:
-    """On TCP, notice a dead link after `LINK_PATIENCE_S`, with and without data under way."""
+    """Notice a dead TCP link after `LINK_PATIENCE_S`, with and without data under way, and connect
+    again by and by."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _FIRST_PROBE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_INTERVAL_S)
     probes = (LINK_PATIENCE_S - _FIRST_PROBE_S) // _PROBE_INTERVAL_S
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, probes)
     socket.setsockopt(zmq.TCP_MAXRT, LINK_PATIENCE_S * 1000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_S * 1000)
     # From 0.1 s, doubled up to this: a peer that is gone for good is not called ten times a second.
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
 

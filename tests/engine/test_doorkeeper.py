@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from engine.bound import bind_tcp
-from engine.curve import CurveKeys, CurveLink, make_server
+from engine.curve import CurveKeys, CurveLink, make_client, make_server
 from engine.doorkeeper import Doorkeeper
 from engine.sockets import connect_socket, make_socket
 
@@ -69,6 +69,20 @@ def test_a_listed_client_with_the_right_keys_gets_in(house: House) -> None:
     with visitor(house, CurveLink(friend, house.keys.public)):
         assert house.heard() == b"secret"
     assert house.doorkeeper.num_refused == 0
+
+
+def test_a_client_may_be_listed_after_it_has_knocked(house: House) -> None:
+    """It tries again by itself, and what it had to say has waited."""
+    friend = CurveKeys.generate()
+    with zmq.Context() as context, make_socket(context, zmq.PUSH) as push:
+        make_client(push, CurveLink(friend, house.keys.public))
+        push.setsockopt(zmq.HANDSHAKE_IVL, 200)  # as in life, but sooner
+        push.connect(house.address)
+        push.send(b"secret")
+        until(lambda: house.doorkeeper.num_refused)
+        push.send(b"another", zmq.NOBLOCK)
+        house.doorkeeper.allow([friend.public])
+        assert [house.heard(), house.heard()] == [b"secret", b"another"]
 
 
 def stranger_without_a_key(house: House) -> CurveLink | None:

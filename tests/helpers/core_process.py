@@ -13,6 +13,7 @@ from typing import Any
 
 from engine import process
 from engine.config import EngineConfig, ModelConfig, WireConfig
+from engine.curve import CurveKeys
 from engine.executor import StartExecutor
 from tests.helpers.api_peer import ApiPeer, socket_folder
 from tests.helpers.fake_executor import start_fake
@@ -83,11 +84,14 @@ def make_config(peers: list[ApiPeer], heartbeat_interval_s: float = 0.05) -> Eng
 
 
 def start_process(
-    config: EngineConfig, start_executor: StartExecutor | None = None, **fake: Any
+    config: EngineConfig,
+    start_executor: StartExecutor | None = None,
+    keys: CurveKeys | None = None,
+    **fake: Any,
 ) -> BaseProcess:
     started = multiprocessing.get_context("spawn").Process(
         target=process.main,
-        args=(config, start_executor or functools.partial(start_fake, **fake)),
+        args=(config, start_executor or functools.partial(start_fake, **fake), keys),
     )
     with empty_main_module():
         started.start()

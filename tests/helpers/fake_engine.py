@@ -16,7 +16,8 @@ import zmq
 
 from engine import codec, utility
 from engine.bound import ServerWires
-from engine.sockets import make_socket
+from engine.curve import CurveKeys, CurveLink, make_client
+from engine.sockets import allow_ipv6, make_socket
 from engine.step import WorkerStats
 from engine.wire import (
     PROTOCOL_VERSION,
@@ -80,6 +81,7 @@ class FakeEngine:
         step_s: float = 0.0,
         is_ready: bool = True,
         num_cached_tokens: int = 0,
+        keys: CurveKeys | None = None,
     ) -> None:
         self.answer = answer
         self.step_s = step_s
@@ -100,6 +102,7 @@ class FakeEngine:
         self.failure: BaseException | None = None
         self.index, self.epoch = index, epoch
         self._wires = wires
+        self._keys = keys
         self._ready = EngineReady(
             engine_index=index,
             epoch=epoch,
@@ -161,6 +164,9 @@ class FakeEngine:
         self._push = make_socket(context, zmq.PUSH)
         for socket in (self._dealer, self._push):
             socket.setsockopt(zmq.RECONNECT_IVL, 5)  # the client may bind later
+            allow_ipv6(socket, self._wires.request.address)
+            if self._keys is not None and self._wires.public_key is not None:
+                make_client(socket, CurveLink(self._keys, self._wires.public_key))
         self._dealer.connect(self._wires.request.address)
         self._push.connect(self._wires.output.address)
         try:
