@@ -3,6 +3,7 @@
     python -m cluster.demo [--port 8000]
 
 A user's first minute, so every way it can fail ends in one line that says what to do.
+`demo_cluster` does the same on a Ray cluster, with the functions here.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -31,13 +32,13 @@ START_TIMEOUT_S = 600.0
 @click.option("--model", default="demo", show_default=True)
 @click.option("--log", "log_path", default="raywire-demo.log", type=click.Path(path_type=Path))
 def main(port: int, model: str, log_path: Path) -> None:
-    _check_port(port)
+    check_port(port)
     click.echo(f"starting `raywire serve {model}`; its log is in {log_path}")
     server = _start(model, port, log_path)
     try:
-        _wait_ready(server, port, log_path)
+        wait_ready(server, port, log_path)
         click.secho(f"\n{PROMPT}", bold=True, nl=False)
-        for text in _stream(model, port):
+        for text in stream(model, port):
             click.echo(text, nl=False)
     except BaseException:
         server.terminate()  # without it a failed demo would leave a server that nobody knows of
@@ -45,17 +46,17 @@ def main(port: int, model: str, log_path: Path) -> None:
     click.echo(_farewell(model, port, server.pid))
 
 
-def _check_port(port: int) -> None:
+def check_port(port: int, target: str = "demo") -> None:
     """Before anything is started, and before a log is overwritten: the demo before may still run,
     and its server's answer is not this one's."""
     try:
         listen(HOST, port).close()
     except ConfigError as error:
-        raise click.ClickException(f"{error} (`make demo PORT={port + 1}`)") from error
+        raise click.ClickException(f"{error} (`make {target} PORT={port + 1}`)") from error
 
 
 def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
-    # INFO, whatever the environment says: the start is shown, and `_wait_ready` reads it.
+    # INFO, whatever the environment says: the start is shown, and `wait_ready` reads it.
     flags = ["--host", HOST, "--port", str(port), "--log-level", "INFO"]
     with log_path.open("wb") as log:
         return subprocess.Popen(
@@ -67,7 +68,12 @@ def _start(model: str, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _wait_ready(server: "subprocess.Popen[bytes]", port: int, log_path: Path) -> None:
+def wait_ready(
+    server: "subprocess.Popen[bytes]",
+    port: int,
+    log_path: Path,
+    is_shown: Callable[[str], bool] = lambda line: True,
+) -> None:
     """Show what the server says of its start, until it is ready.
 
     Whatever answers on the port is this server only once this server's own log says that it
@@ -79,7 +85,8 @@ def _wait_ready(server: "subprocess.Popen[bytes]", port: int, log_path: Path) ->
         while time.monotonic() < deadline:
             has_ended = server.poll() is not None
             for line in log.readlines():
-                click.secho(f"  {line.rstrip().rpartition('] ')[2]}", dim=True)
+                if is_shown(line):
+                    click.secho(f"  {line.rstrip().rpartition('] ')[2]}", dim=True)
                 is_listening = is_listening or "] listening on " in line
             if has_ended:
                 raise click.ClickException(f"the server has ended; see {log_path}")
@@ -97,7 +104,7 @@ def _is_ready(port: int) -> bool:
     return False
 
 
-def _stream(model: str, port: int) -> Iterator[str]:
+def stream(model: str, port: int) -> Iterator[str]:
     """The text of one completion, as it comes."""
     body = {"model": model, "prompt": PROMPT, "seed": 7, "stream": True, **SAMPLING}
     connection = http.client.HTTPConnection(HOST, port, timeout=120)
@@ -116,14 +123,20 @@ def _stream(model: str, port: int) -> Iterator[str]:
                 yield choice["text"]
 
 
-def _farewell(model: str, port: int, pid: int) -> str:
+def curl_line(model: str, port: int) -> str:
+    """How to ask the server something, word for word."""
     body = json.dumps({"model": model, "prompt": "The sea is", "stream": True, **SAMPLING})
+    return f"""\
+  curl -N http://{HOST}:{port}/v1/completions \\
+    -H 'Content-Type: application/json' -d '{body}'"""
+
+
+def _farewell(model: str, port: int, pid: int) -> str:
     return f"""
 
 The server keeps running. Talk to it:
 
-  curl -N http://{HOST}:{port}/v1/completions \\
-    -H 'Content-Type: application/json' -d '{body}'
+{curl_line(model, port)}
 
 See its processes:   ps -eo pid,args | grep '[R]AYWIRE::'
 Stop it:             kill {pid}"""

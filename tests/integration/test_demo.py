@@ -124,6 +124,6 @@ def test_an_answer_on_the_port_counts_only_if_it_is_our_servers(
     (tmp_path / "log").write_text("error: cannot listen on 127.0.0.1\n")
     with running_server("scripted") as server, subprocess.Popen(["sleep", "0.5"]) as ours:
         with pytest.raises(click.ClickException, match="has ended"):
-            demo._wait_ready(ours, server.port, tmp_path / "log")
+            demo.wait_ready(ours, server.port, tmp_path / "log")
 
     assert capsys.readouterr().out == "  error: cannot listen on 127.0.0.1\n"
