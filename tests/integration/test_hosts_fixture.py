@@ -1,5 +1,6 @@
 """The hosts that other tests rely on are hosts, and leave nothing."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -108,8 +109,9 @@ def test_a_crash_ends_everything_on_the_host() -> None:
         assert survivor.poll() is None
 
 
-def test_a_killed_test_run_leaves_nothing() -> None:
-    """Neither processes nor namespaces: they have no name, so they live in processes only."""
+def test_a_killed_test_run_leaves_nothing(tmp_path: Path) -> None:
+    """Neither processes nor namespaces: they have no name, so they live in processes only. An empty
+    folder is all that stays."""
     code = """
 import sys, threading
 from tests.integration.hosts import hosts
@@ -118,7 +120,12 @@ with hosts(2) as (one, two):
     print(one._namespaces.pid, two._namespaces.pid, flush=True)
     threading.Event().wait()
 """
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    ) as run:
         assert run.stdout is not None
         inits = [psutil.Process(int(pid)) for pid in run.stdout.readline().split()]
         inside = [Path(f"/proc/{init.pid}/ns/pid").readlink() for init in inits]
@@ -128,6 +135,7 @@ with hosts(2) as (one, two):
         return any(_pid_namespace(process.pid) in inside for process in psutil.process_iter())
 
     wait_for(lambda: not is_anybody_there(), "all processes of both hosts are gone")
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
 
 
 def _pid_namespace(pid: int) -> Path | None:
