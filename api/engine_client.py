@@ -286,10 +286,12 @@ class EngineClient:
         finally:
             for call_id in calls:
                 self._calls.pop(call_id, None)
+        results = [utility.read_answer(method, answer) for answer in answers]
         if method == "reset_prefix_cache":
-            for index in indices:
-                self.balancer.forget_prefixes(index)
-        return [utility.read_answer(method, answer) for answer in answers]
+            for index, is_reset in zip(indices, results, strict=True):
+                if is_reset:
+                    self.balancer.forget_prefixes(index)
+        return results
 
     def _send_call(self, engine: EngineHandle, method: str, args: tuple[object, ...]) -> int:
         call_id = self._next_call_id

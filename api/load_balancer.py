@@ -114,6 +114,10 @@ class LoadBalancer:
         self._prefixes: PrefixIndex | None = None
         self._sessions: OrderedDict[str, int] = OrderedDict()
 
+    @property
+    def num_tracked_prefixes(self) -> int:
+        return 0 if self._prefixes is None else len(self._prefixes)
+
     # ---------------------------------------------------------------------------------- reports
 
     def mark_up(self, rank: int, block_size: int, cache_tokens: int) -> None:

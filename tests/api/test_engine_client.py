@@ -550,3 +550,56 @@ def test_closing_the_client_fails_what_is_pending(wires: ServerWires) -> None:
 
     with FakeEngine(wires, endless_answer):
         run_once(work())
+
+
+def test_requests_in_flight_are_counted_by_rank_until_they_end(wires: ServerWires) -> None:
+    """However they end: with their last output, aborted, never sent, or failed all together."""
+
+    def in_flight(client: EngineClient) -> list[int]:
+        return [load.num_own for load in client.balancer.loads]
+
+    async def work() -> None:
+        async with connected(wires, num_engines=2) as client:
+            streams = [
+                client.stream(make_request(f"r{i}", data_parallel_rank=i % 2)) for i in range(4)
+            ]
+            assert in_flight(client) == [2, 2]
+            engines[0].is_paused = False
+            await until(lambda: in_flight(client) == [0, 2])
+            streams[1].close()
+            assert in_flight(client) == [0, 1]
+            with pytest.raises(InvalidRequestError):
+                client.stream(make_request("bad", data_parallel_rank=2))
+            copy = client.stream(make_request("copy"), follows=streams[3].route)
+            assert (copy.route.rank, in_flight(client)) == (1, [0, 2])
+            client.mark_dead(1, "test")
+            assert in_flight(client) == [0, 0]
+
+    with FakeEngine(wires, index=0) as first, FakeEngine(wires, index=1) as second:
+        engines = (first, second)
+        first.is_paused = second.is_paused = True
+        run_once(work())
+
+
+def test_reset_prefix_cache_is_known_to_the_balancer(wires: ServerWires) -> None:
+    """Only of the rank that has done it: one with work to do refuses."""
+    long = np.arange(64, dtype="<u4")
+
+    async def work() -> None:
+        async with connected(wires, num_engines=2) as client:
+            for rank in (0, 1):
+                request = make_request(f"r{rank}", data_parallel_rank=rank)
+                client.stream(msgspec.structs.replace(request, prompt_token_ids=long))
+            engines[0].is_paused = False
+            await until(lambda: client.num_in_flight == 1 and engines[1].running)
+
+            assert await client.utility("reset_prefix_cache") == [True, False]
+
+            for rank, num_blocks in ((0, 0), (1, 3)):
+                route = client.balancer.choose(long, salt=(None, None), pinned_rank=rank)
+                assert route.matched_blocks == num_blocks
+
+    with FakeEngine(wires, index=0) as first, FakeEngine(wires, index=1) as second:
+        engines = (first, second)
+        first.is_paused = second.is_paused = True
+        run_once(work())
