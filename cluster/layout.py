@@ -15,7 +15,15 @@ import msgspec
 from cluster import estimate
 from cluster.config import EngineOptions, ServeConfig
 from cluster.estimate import ModelFacts, WorkerNeed
-from cluster.placement import BusyError, Node, Placement, RankDemand, demand_of, place
+from cluster.placement import (
+    BusyError,
+    Node,
+    Placement,
+    RankDemand,
+    RankPlace,
+    demand_of,
+    place,
+)
 from cluster.plan import VCPUS_PER_PROCESS
 from engine.config import ParallelConfig
 from engine.errors import ConfigError
@@ -243,10 +251,15 @@ class _Builder:
             yield Process(title=_api_server(i), node_id=self._driver_id)
         if topology.num_coordinators:
             yield Process(title=self._coordinator, node_id=self._driver_id)
-        for each in self.placement.ranks:
-            yield Process(title=self._engine_core(each.rank), node_id=each.node.node_id)
-            for worker in self._workers(each.rank):
+        for rank, each in self._places():
+            yield Process(title=self._engine_core(rank), node_id=each.node.node_id)
+            for worker in self._workers(rank):
                 yield Process(title=worker, node_id=each.node.node_id)
+
+    def _places(self) -> Iterator[tuple[int, RankPlace]]:
+        """Data-parallel ranks and their places. The first rank is not 0 where other servers have
+        those before it."""
+        return zip(self.config.ranks, self.placement.ranks, strict=True)
 
     @property
     def _coordinator(self) -> str:
@@ -271,7 +284,7 @@ class _Builder:
     def _wires(self) -> Iterator[Wire]:
         topology = self.config.topology
         api_servers = tuple(_api_server(i) for i in range(topology.num_api_servers))
-        engine_cores = tuple(self._engine_core(each.rank) for each in self.placement.ranks)
+        engine_cores = tuple(self._engine_core(rank) for rank in self.config.ranks)
         http = f"tcp {self.config.host} port {self.config.port or 'of the kernel'}"
         for name in api_servers:
             yield Wire(kind="HTTP", sockets="", binds=name, connects=("clients",), address=http)
@@ -284,8 +297,8 @@ class _Builder:
             yield _zmq("waves", "ROUTER < DEALER", name, engine_cores, between)
             yield _zmq("statistics", "PULL < PUSH", name, engine_cores + api_servers, between)
             yield _zmq("load reports", "XPUB < SUB", name, api_servers, between)
-        for each in self.placement.ranks:
-            yield from self._wires_of(each.rank)
+        for rank in self.config.ranks:
+            yield from self._wires_of(rank)
 
     def _wires_of(self, rank: int) -> Iterator[Wire]:
         """Inside one engine core: its workers are always on its node."""
@@ -343,8 +356,8 @@ class _Builder:
         return fitting
 
     def _segments(self, chunk_bytes: dict[str, int]) -> Iterator[Segment]:
-        for each in self.placement.ranks:
-            name, workers = self._engine_core(each.rank), self._workers(each.rank)
+        for rank, each in self._places():
+            name, workers = self._engine_core(rank), self._workers(rank)
             rings = [("calls", name, workers, BROADCAST_CHUNKS)]
             rings += [("replies", worker, (name,), RESPONSE_CHUNKS) for worker in workers]
             for kind, writer, readers, num_chunks in rings:
@@ -365,14 +378,14 @@ class _Builder:
         needs = {node.node_id: self._need(node, segments) for node in self.placement.nodes}
         return tuple(
             RankPlan(
-                rank=each.rank,
+                rank=rank,
                 node_id=each.node.node_id,
                 address=each.node.address,
                 local_rank=each.local_rank,
                 devices=each.devices,
                 need=needs[each.node.node_id],
             )
-            for each in self.placement.ranks
+            for rank, each in self._places()
         )
 
     def _need(self, node: Node, segments: Sequence[Segment]) -> RankNeed | None:
