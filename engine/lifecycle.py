@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from multiprocessing import connection, parent_process, process
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import setproctitle
 
@@ -181,6 +181,13 @@ def interrupted_by(signum: signal.Signals, handle: Callable[[], None]) -> Iterat
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 # At its end it would try to join its parent's children, and fail with a traceback.
 os.register_at_fork(after_in_child=lambda: process._children.clear())  # type: ignore[attr-defined]
+
+
+def die_of(signum: signal.Signals) -> NoReturn:
+    """End by the signal that stopped us: the parent sees it, and knows whether it was its own."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    raise AssertionError("we are dead")
 
 
 def leave_stopping_to_parent() -> None:
