@@ -32,7 +32,7 @@ from engine.wire import (
 )
 from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
 from tests.helpers.outputs import read
-from tests.helpers.wires import ipc_wires
+from tests.helpers.wires import ipc_wires, tcp_wires
 
 TIMEOUT_S = 20.0
 
@@ -533,6 +533,14 @@ def test_requests_are_spread_over_ranks(wires: ServerWires) -> None:
         run_once(work())
         assert len(first.received) == 2
         assert [r.request_id for r in second.received][-1] == "to-1"
+
+
+def test_a_client_that_is_closed_takes_no_wires_any_more() -> None:
+    """Its start was cut short in another thread: the ports are given back."""
+    client, wires = EngineClient(), tcp_wires()
+    client.close()
+    client.bind(wires)
+    assert wires.request.descriptor == wires.output.descriptor == -1
 
 
 def test_closing_the_client_fails_what_is_pending(wires: ServerWires) -> None:
