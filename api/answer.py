@@ -87,8 +87,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         RequestError, ServerError: nothing has been sent.
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
-    num_ranks = len(service.client.engines)
-    wish = route_headers.read(request.headers, num_ranks)
+    wish = route_headers.read(request.headers, service.ranks)
     generation = Generation()
     with contextlib.ExitStack() as cleanup:
         preparing = service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
@@ -106,8 +105,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
             generation.check_client()
             raise
         await generation.launch(service, prompts, processors, job.arrived_at, wish)
-        routes = generation.routes if num_ranks > 1 else ()
-        headers = {**job.headers, **route_headers.write(routes)}
+        headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
         form = job.make_format(generation, prompts)
         batches = generation.batches()
         if not job.body.stream:

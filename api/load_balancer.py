@@ -228,7 +228,7 @@ class LoadBalancer:
                 "data_parallel_rank",
             )
         if not self.loads[pinned_rank].is_up:
-            raise UnavailableError(f"data-parallel rank {pinned_rank} is not up")
+            raise UnavailableError("the data-parallel rank that was asked for is not up")
         return [pinned_rank]
 
     def _match(self, token_ids: Array | None, salt: Hashable) -> tuple[list[int], Matches]:

@@ -37,8 +37,12 @@ class RouteWish:
     session: str | None = None
 
 
-def read(headers: Headers, num_ranks: int) -> RouteWish:
+def read(headers: Headers, ranks: range) -> RouteWish:
     """What the client asks for. A session name that is long or strange is no session.
+
+    Args:
+        headers: of the request.
+        ranks: of this server. Clients count those of all servers, a RouteWish only these.
 
     Raises:
         InvalidRequestError: there is no such rank.
@@ -49,21 +53,24 @@ def read(headers: Headers, num_ranks: int) -> RouteWish:
     given = headers.get(PINNED_RANK)
     if given is None:
         return RouteWish(None, session)
-    if not _RANK.fullmatch(given) or int(given) >= num_ranks:
-        there_is = "0, the only one" if num_ranks == 1 else f"from 0 to {num_ranks - 1}"
+    if not _RANK.fullmatch(given) or int(given) not in ranks:
+        is_one = len(ranks) == 1
+        there_is = f"{ranks[0]}, the only one" if is_one else f"from {ranks[0]} to {ranks[-1]}"
         raise InvalidRequestError(
             f"the header {PINNED_RANK} must be a rank, {there_is}, not {given[:40]!r}", PINNED_RANK
         )
-    return RouteWish(int(given), session)
+    return RouteWish(ranks.index(int(given)), session)
 
 
-def write(routes: Sequence[Route]) -> dict[str, str]:
-    """The response's header; none where no choice was made."""
+def write(routes: Sequence[Route], ranks: range) -> dict[str, str]:
+    """The response's header; none where there was no choice."""
+    if len(ranks) == 1:
+        return {}
     entries = [
-        f"rank={route.rank}; matched={route.matched_blocks}; queue={route.num_queued};"
+        f"rank={ranks[route.rank]}; matched={route.matched_blocks}; queue={route.num_queued};"
         f" rule={route.rule}"
         for route in routes[:MAX_ENTRIES]
     ]
     if len(routes) > MAX_ENTRIES:
         entries.append(f"omitted={len(routes) - MAX_ENTRIES}")
-    return {ROUTE: ", ".join(entries)} if entries else {}
+    return {ROUTE: ", ".join(entries)}

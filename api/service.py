@@ -38,6 +38,8 @@ class Service:
         self.config = config
         self.client = client
         self.metrics = Metrics(config.served_model_names[0], len(client.engines))
+        self.ranks = range(config.first_rank, config.first_rank + len(client.engines))
+        """Of the engine cores, as clients count them."""
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
         self.threads = TextThreads(config.num_text_threads)
         self.num_active = 0

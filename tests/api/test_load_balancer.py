@@ -136,7 +136,7 @@ def test_pinned_rank_is_taken_however_busy() -> None:
         "pinned",
     )
     balancer.mark_down(1)
-    with pytest.raises(UnavailableError, match="rank 1 is not up"):
+    with pytest.raises(UnavailableError, match="asked for is not up"):
         choose(balancer, pinned_rank=1)
     with pytest.raises(InvalidRequestError, match="from 0 to 2, not 3"):
         choose(balancer, pinned_rank=3)

@@ -144,9 +144,26 @@ def test_one_rank_needs_no_header() -> None:
             assert response.status_code == status
 
 
+def test_ranks_are_counted_over_all_servers() -> None:
+    """Where a server has only some of them, clients see and name the same numbers everywhere."""
+    with serving(num_engines=2, first_rank=4) as server:
+        for rank, status in (("4", 200), ("5", 200), ("1", 400), ("6", 400)):
+            response = server.http.post(
+                "/v1/completions",
+                json={"prompt": "x", "max_tokens": 1},
+                headers={"X-data-parallel-rank": rank},
+            )
+            assert response.status_code == status
+            if status == 200:
+                assert entries(response)[0][0] == int(rank)
+        assert [len(engine.received) for engine in server.engines] == [1, 1]
+
+
 def test_header_is_bounded() -> None:
     """A request may have a thousand prompts; proxies refuse long headers."""
-    header = route_headers.write([Route(15, 99_999, 9999, "session")] * 1000)["X-Raywire-Route"]
+    routes = [Route(15, 99_999, 9999, "session")] * 1000
+
+    header = route_headers.write(routes, range(16))["X-Raywire-Route"]
 
     assert header.endswith(", omitted=984")
     assert len(header) < 1000
