@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel
 from engine.config import CoordinatorAddresses, WireConfig
 
@@ -39,8 +40,14 @@ class EngineGroup(Protocol):
         """
         ...
 
-    def start_coordinator(self, num_api_servers: int) -> CoordinatorAddresses | None:
+    def start_coordinator(
+        self, binder: WireBinder, api_server_keys: Sequence[bytes]
+    ) -> CoordinatorAddresses | None:
         """Start the coordinator and return where it has bound; None where one rank needs none.
+
+        Args:
+            binder: binds its wires, or knows where they must be bound.
+            api_server_keys: public keys of those that may listen to it, where wires are encrypted.
 
         Raises:
             ServerError: it did not come up.

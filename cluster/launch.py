@@ -122,7 +122,8 @@ class _Server:
         binder = WireBinder(self._folder, reach.host, self._config.wire_port_range)
         wires = [binder.api_server(i) for i in range(self._config.topology.num_api_servers)]
         self.front.bind(wires)
-        coordinator = self._engines.start_coordinator(len(wires))
+        keys = [each.public_key for each in wires if each.public_key is not None]
+        coordinator = self._engines.start_coordinator(binder, keys)
         self.front.begin(model.path, coordinator)
         self._engines.start(model, wire_config(wires, coordinator), self.front.allow)
         self._engines.watch()

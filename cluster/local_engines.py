@@ -5,7 +5,10 @@ Implements `engine_group.EngineGroup`. The coordinator, where there is one, is a
 
 from collections.abc import Callable, Sequence
 
+from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel, ServeConfig
+from cluster.coordinator_process import CoordinatorConfig
+from cluster.coordinator_process import main as coordinator_main
 from cluster.engine_group import Reach
 from cluster.supervisor import Child, Supervisor
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
@@ -39,14 +42,36 @@ class LocalEngines:
         has_said_why: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._supervisor = Supervisor(on_death, lambda _: has_said_why())
+        self._on_death = on_death
+        self._supervisor = Supervisor(self._on_child_death, lambda _: has_said_why())
+        self._num_coordinators = 0
+        """Children that come before the engine cores."""
 
     def place(self) -> Reach:
         """All ranks of this server run here."""
         return Reach()
 
-    def start_coordinator(self, num_api_servers: int) -> CoordinatorAddresses | None:
-        return None
+    def start_coordinator(
+        self, binder: WireBinder, api_server_keys: Sequence[bytes]
+    ) -> CoordinatorAddresses | None:
+        if not self._config.topology.num_coordinators:
+            return None
+        wires = binder.coordinator()
+        config = CoordinatorConfig(
+            wires=wires,
+            num_engines=self._config.topology.num_engines,
+            log_level=self._config.log_level,
+        )
+        child = Child(
+            kind="coordinator",
+            title="DPCoordinator",
+            main=coordinator_main,
+            arguments=(config,),
+        )
+        self._supervisor.start([child], "spawn")
+        self._num_coordinators = 1
+        wires.close()
+        return wires.addresses
 
     def start(
         self,
@@ -68,4 +93,8 @@ class LocalEngines:
 
     @property
     def exit_codes(self) -> list[int | None]:
-        return self._supervisor.exit_codes
+        return self._supervisor.exit_codes[self._num_coordinators :]
+
+    def _on_child_death(self, index: int, cause: str) -> None:
+        is_coordinator = index < self._num_coordinators
+        self._on_death(None if is_coordinator else index - self._num_coordinators, cause)
