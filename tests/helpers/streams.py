@@ -4,12 +4,18 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import httpx
 
-from tests.helpers.server import Server, wait_for
+from tests.helpers.server import wait_for
+
+
+class Answering(Protocol):
+    """A running server, wherever it is."""
+
+    def http(self) -> httpx.Client: ...
 
 
 def completion_body(**fields: object) -> dict[str, Any]:
@@ -24,7 +30,7 @@ def read_events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def metric(server: Server, name: str, **labels: str) -> float:
+def metric(server: Answering, name: str, **labels: str) -> float:
     """The value of one sample of /metrics; 0 if there is none. Labels not given do not matter."""
     with server.http() as client:
         for line in client.get("/metrics").text.splitlines():
@@ -36,7 +42,7 @@ def metric(server: Server, name: str, **labels: str) -> float:
     return 0.0
 
 
-def wait_for_running(server: Server, count: int) -> None:
+def wait_for_running(server: Answering, count: int) -> None:
     """Wait until that many requests are in the engine's running batch."""
     wait_for(
         lambda: metric(server, "raywire:num_requests_running") == count,
@@ -51,7 +57,9 @@ class BackgroundStream:
     that came.
     """
 
-    def __init__(self, server: Server, **fields: object) -> None:
+    def __init__(
+        self, server: Answering, headers: Mapping[str, str] | None = None, **fields: object
+    ) -> None:
         self.events: list[dict[str, Any]] = []
         self.status: int | None = None
         self.started = threading.Event()
@@ -60,6 +68,7 @@ class BackgroundStream:
         self.failure: Exception | None = None
         """The connection broke, instead of ending as a stream should."""
         self._server = server
+        self._headers = dict(headers or {})
         self._body = completion_body(stream=True, **fields)
         self._thread = threading.Thread(target=self._read, name="stream", daemon=True)
         self._thread.start()
@@ -91,7 +100,9 @@ class BackgroundStream:
         try:
             with (
                 self._server.http() as client,
-                client.stream("POST", "/v1/completions", json=self._body) as response,
+                client.stream(
+                    "POST", "/v1/completions", json=self._body, headers=self._headers
+                ) as response,
             ):
                 self.status = response.status_code
                 for event in read_events(response):
