@@ -7,7 +7,7 @@ compute there. The lowest price wins.
             + WAITING_TOKENS for each that waits there for its first step; up to four times as much
               the fuller the KV cache is, because then it waits until somebody has finished
             - tokens of the longest prefix of this prompt that the rank holds (`prefix_index`)
-            - REQUEST_TOKENS for the rank that served this session last
+            - REQUEST_TOKENS for the rank that served this session last, or where it begins
 
 So a prefix is worth a busier rank as long as it saves more work than stands before it, and a
 session is worth one request: it breaks ties.
@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from zlib import crc32
 
 from api.prefix_index import Matches, PrefixIndex
 from engine.codec import Array
@@ -57,7 +58,7 @@ class Route:
 
     rule: Rule
     """pinned: the request asked for the rank. only: no other rank is up. prefix: it holds more of
-    the prompt than others, and none holds more. session: it served the session last. load: the
+    the prompt than others, and none holds more. session: it is the session's rank. load: the
     least busy, all else being equal."""
 
     matched_tokens: int = 0
@@ -190,7 +191,7 @@ class LoadBalancer:
         """
         up = self._candidates(pinned_rank)
         keys, matches = self._match(prompt_token_ids, salt)
-        served = None if session is None else self._sessions.get(session)
+        served = None if session is None else self._rank_of_session(session)
         rank = self._cheapest(up, matches.num_tokens, served)
         if pinned_rank is not None:
             rule: Rule = "pinned"
@@ -230,6 +231,12 @@ class LoadBalancer:
         if not self.loads[pinned_rank].is_up:
             raise UnavailableError("the data-parallel rank that was asked for is not up")
         return [pinned_rank]
+
+    def _rank_of_session(self, session: str) -> int:
+        """Where it was served last. A new one begins where all API servers let it begin: the next
+        of its requests may come to another."""
+        begins_at = crc32(session.encode()) % len(self.loads)
+        return self._sessions.get(session, begins_at)
 
     def _match(self, token_ids: Array | None, salt: Hashable) -> tuple[list[int], Matches]:
         if self._prefixes is None or token_ids is None:

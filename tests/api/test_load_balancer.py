@@ -157,6 +157,17 @@ def test_session_breaks_ties() -> None:
     assert choose(balancer, session="s").rank != first
 
 
+def test_session_begins_at_the_same_rank_everywhere() -> None:
+    """Its requests come to any of several API servers; sessions are spread all the same."""
+    begins = [
+        [choose(make_balancer(4, index), session=f"s{i}").rank for i in range(40)]
+        for index in range(3)
+    ]
+
+    assert begins[0] == begins[1] == begins[2]
+    assert set(begins[0]) == {0, 1, 2, 3}
+
+
 # ------------------------------------------------------------------------------------ prefixes
 
 
@@ -320,9 +331,12 @@ def test_servers_with_nothing_to_do_begin_with_different_ranks() -> None:
 def test_sessions_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used is forgotten, and is a new one when it comes again."""
     monkeypatch.setattr("api.load_balancer.MAX_SESSIONS", 2)
-    balancer = make_balancer(2)
-    for session in "abc":
-        balancer.finish(choose(balancer, session=session).rank)
+    balancer, names = make_balancer(2), ("a", "b", "c")
+    begins_at = {name: choose(make_balancer(2), session=name).rank for name in names}
+    for name in names:
+        balancer.finish(choose(balancer, session=name, pinned_rank=1 - begins_at[name]).rank)
 
-    assert choose(balancer, session="c").rule == "session"
-    assert choose(balancer, session="a").rule == "load"
+    for name in ("b", "c"):
+        assert choose(balancer, session=name).rank == 1 - begins_at[name]
+        balancer.finish(1 - begins_at[name])
+    assert choose(balancer, session="a").rank == begins_at["a"]
