@@ -63,5 +63,7 @@ def observe_nodes(config: ServeConfig) -> list[Node]:
     # Ray takes a second to import, and is wanted here only.
     from cluster import ray_session
 
-    with ray_session.connect(config.ray_address) as session:
+    # A cluster of our own counts as many CPUs as we ask for, and is gone after the look.
+    num_cpus = config.topology.num_workers
+    with ray_session.connect(config.ray_address, num_cpus=num_cpus) as session:
         return session.observe_nodes()

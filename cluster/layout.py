@@ -163,16 +163,20 @@ def lay_out(config: ServeConfig, nodes: Sequence[Node], facts: ModelFacts | None
     Raises:
         ConfigError: a start would be refused; one message that says why and what to do.
     """
-    options = config.engine
-    _check_ring_readers(options)
-    demand = demand_of(
-        nodes,
-        config.topology.workers_per_engine,
-        device=options.device,
-        are_cpus_shared=config.backend == "mp",
-    )
+    _check_ring_readers(config.engine)
+    demand = _demand(config, nodes, facts)
     placement = _place(config, nodes, demand)
     return _Builder(config, nodes, facts, demand, placement).build()
+
+
+def _demand(config: ServeConfig, nodes: Sequence[Node], facts: ModelFacts | None) -> RankDemand:
+    device, num_workers = config.engine.device, config.topology.workers_per_engine
+    if config.backend == "ray":
+        return demand_of(nodes, num_workers, device=device)
+    is_scripted = facts is not None and facts.shape is None
+    if is_scripted and device == "auto":
+        device = "cpu"  # it computes nothing, and on one machine nobody has to reserve
+    return demand_of(nodes, num_workers, device=device, are_cpus_shared=True)
 
 
 def _check_ring_readers(options: EngineOptions) -> None:
@@ -435,7 +439,8 @@ class _Builder:
         assert self.facts is not None
         options = self.config.engine
         is_varlen = bool(self.demand.gpus) or options.attention_backend == "varlen"
-        block_size = _VARLEN_BLOCK_SIZE if is_varlen else _CPU_BLOCK_SIZE
+        is_large = is_varlen and self.facts.shape is not None
+        block_size = _VARLEN_BLOCK_SIZE if is_large else _CPU_BLOCK_SIZE
         try:
             size = estimate.size_kv(self.facts, options, budget, block_size)
         except ConfigError as error:
