@@ -1,0 +1,230 @@
+"""What runs in Ray's actors: plain classes, and the factory that makes actor classes of them.
+
+    ray::EngineCore_DP0         EngineActor: the same core as a child process (`engine/process.py`)
+    └── RAYWIRE::Worker_…       its workers: local child processes, as everywhere
+    ray::DPCoordinator          CoordinatorActor: `coordinator_process`, on the command's node
+
+Ray titles an actor's process by its class, so every rank gets a class of its own name. Its main
+thread and its signals are Ray's: the core runs on the thread of the long call `run`, and is ended
+by the call `stop`, which has a thread of its own. What `run` returns is the core's end; a process
+that dies has none, and Ray tells.
+
+Nothing here imports Ray; tests use the plain classes.
+"""
+
+import dataclasses
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import environment
+from cluster.coordinator_process import CoordinatorServer
+from cluster.model_on_node import PortableModel, resolve_portable
+from engine import log
+from engine.bound import CoordinatorWires, bind_tcp
+from engine.config import CoordinatorAddresses, EngineConfig
+from engine.curve import CurveKeys
+from engine.errors import EXIT_CONFIG, ConfigError
+from engine.process import EngineProcess
+from workers.executor import start_executor
+
+logger = logging.getLogger(__name__)
+
+_OPENMP_THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStart:
+    """All that an engine core is given, written by the command."""
+
+    config: EngineConfig
+    """Its model's path and type are those of the command's node."""
+
+    model: PortableModel | None
+    """What to look for on another node; None on the command's, where it is found."""
+
+    node: str
+    """How messages call the node."""
+
+    variables: Mapping[str, str]
+    """Environment variables of the command that count here too. Not in Ray's `runtime_env`, which
+    its dashboard shows: there may be tokens among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Which process an actor is."""
+
+    pid: int
+
+    public_key: bytes | None = None
+    """Of its wires (`engine.curve`); None on ipc. The secret one never leaves the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How an engine core ended, if it ended by itself."""
+
+    exit_code: int
+    """As that of a child process: 0 or negative after a stop."""
+
+    cause: str | None = None
+    """Where no wire has told it: the core did not get as far as having one."""
+
+
+class EngineActor:
+    """One engine core. `run` is its whole life."""
+
+    def __init__(self, start: EngineStart) -> None:
+        self._start = start
+        self._process: EngineProcess | None = None
+        self._is_stopped = False
+        adopt(start.variables)
+        rank = start.config.parallel.data_parallel_rank
+        log.configure(f"EngineCore_DP{rank}", start.config.log_level)
+        self._keys = None if start.config.wire.curve is None else CurveKeys.generate()
+
+    def describe(self) -> Site:
+        return Site(pid=os.getpid(), public_key=None if self._keys is None else self._keys.public)
+
+    def run(self) -> End:
+        """Load, serve, end. Ray's threads live as long as the process, as the workers need."""
+        _hide_main_module()
+        try:
+            process = self._process = EngineProcess(self._config(), self._keys)
+        except ConfigError as error:
+            return End(exit_code=EXIT_CONFIG, cause=f"on node {self._start.node}: {error}")
+        if self._is_stopped:
+            process.stop()
+        return End(exit_code=process.run(start_executor))
+
+    def stop(self) -> None:
+        """End `run` after the step under way, or when the model has loaded. Returns at once."""
+        self._is_stopped = True
+        if self._process is not None:
+            self._process.stop()
+
+    def _config(self) -> EngineConfig:
+        """The settings, with the model as it is on this node."""
+        config = self._start.config
+        cache_dir = environment.read(os.environ).cache_dir
+        # torch makes this folder when it is imported, and would leave it in the temporary folder.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "torchinductor"))
+        if self._start.model is None:
+            return config
+        found = resolve_portable(self._start.model, cache_dir=cache_dir)
+        here = dataclasses.replace(config.model, path=str(found.path), model_type=found.model_type)
+        return dataclasses.replace(config, model=here)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStart:
+    """All that the coordinator is given."""
+
+    wires: CoordinatorWires | None
+    """The names of ipc sockets; None: TCP."""
+
+    host: str | None
+    """The address to bind over TCP, with a key pair of its own."""
+
+    port_range: tuple[int, int] | None
+    num_engines: int
+    log_level: str
+
+
+class CoordinatorActor:
+    """The DP coordinator, with its sockets."""
+
+    def __init__(self, start: CoordinatorStart) -> None:
+        log.configure("DPCoordinator", start.log_level)
+        self._server = CoordinatorServer(start.wires or _bind(start), start.num_engines)
+
+    def describe(self) -> Site:
+        return Site(pid=os.getpid())
+
+    def bind(self, api_server_keys: Sequence[bytes]) -> CoordinatorAddresses:
+        addresses = self._server.bind()
+        self._server.allow(api_server_keys)
+        return addresses
+
+    def allow(self, public_keys: Sequence[bytes]) -> None:
+        """Admit engine cores with these keys."""
+        self._server.allow(public_keys)
+
+    def run(self) -> End:
+        """Serve until `stop`. An exception is Ray's to carry: the command logs it."""
+        self._server.run()
+        return End(exit_code=0)
+
+    def stop(self) -> None:
+        """End `run`. Returns at once."""
+        self._server.stop()
+
+
+def _bind(start: CoordinatorStart) -> CoordinatorWires:
+    assert start.host is not None
+    request, output, publish = (bind_tcp(start.host, start.port_range) for _ in range(3))
+    return CoordinatorWires(
+        request=request, output=output, publish=publish, keys=CurveKeys.generate()
+    )
+
+
+def adopt(variables: Mapping[str, str]) -> None:
+    """Make variables of the command's environment this process's own.
+
+    Ray has set OMP_NUM_THREADS to the CPUs that the actor reserves, and workers would inherit it.
+    How many threads they get is for them to say (`workers.resources`), unless the user has: for
+    the node, for the job or for the command.
+    """
+    if _OPENMP_THREADS not in _initial_environment():
+        os.environ.pop(_OPENMP_THREADS, None)
+    os.environ.update(variables)
+
+
+def _initial_environment() -> set[str]:
+    """The names of the variables that this process was started with, whatever was set since."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:  # no Linux: then Ray's number stays
+        return {_OPENMP_THREADS}
+    return {os.fsdecode(entry.partition(b"=")[0]) for entry in entries}
+
+
+def _hide_main_module() -> None:
+    """A spawned worker imports its parent's `__main__` again. That is Ray's, and would bring Ray
+    along: a second of time and 70 MB for each worker."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def variables_for_nodes(environ: Mapping[str, str], *, is_ray_job: bool) -> dict[str, str]:
+    """What of the command's environment engine cores need on any node: our own variables, and
+    those of the hub's client. Pure.
+
+    Args:
+        environ: of the command.
+        is_ray_job: then its OMP_NUM_THREADS is Ray's, not the user's: his reaches the actors with
+            the job's other variables.
+    """
+    prefixes = ("RAYWIRE_", "HF_")
+    names = set() if is_ray_job else {_OPENMP_THREADS}
+    return {n: value for n, value in environ.items() if n in names or n.startswith(prefixes)}
+
+
+def make_actor_class(ray: Any, plain: type, title: str) -> Any:
+    """`plain` as a Ray actor class whose processes `ps` shows as `ray::title`. All its methods are
+    answered while `run` goes on. Restarting an actor is the server's business, so Ray does not."""
+
+    def control(name: str) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any) -> Any:
+            return getattr(plain, name)(self, *arguments)
+
+        return ray.method(concurrency_group="control")(call)  # type: ignore[no-any-return]
+
+    methods = {n: control(n) for n in vars(plain) if n != "run" and not n.startswith("_")}
+    named = type(title, (plain,), {**methods, "__module__": plain.__module__})
+    return ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(named)

@@ -1,0 +1,499 @@
+"""Engine cores as actors on the nodes of a Ray cluster: the back end `ray`.
+
+Implements `engine_group.EngineGroup`. Ray finds nodes, reserves what the ranks need, starts the
+actors and tells of their deaths. No request and no token passes through it: once the cores run, the
+only call under way is one that waits for their ends.
+
+    placement group    one bundle per rank, pinned to the node that `placement` has chosen
+    EngineCore_DP<r>   one actor per bundle (`actors`)
+    DPCoordinator      an actor on this node, outside the group: it asks for nothing
+
+Actors and group are not detached, so Ray ends them with the command, however that ends.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.actors import (
+    CoordinatorActor,
+    CoordinatorStart,
+    End,
+    EngineActor,
+    EngineStart,
+    Site,
+    make_actor_class,
+    variables_for_nodes,
+)
+from cluster.addresses import WireBinder
+from cluster.config import ResolvedModel, ServeConfig
+from cluster.engine_group import Reach
+from cluster.model_on_node import make_portable
+from cluster.placement import (
+    BusyError,
+    Placement,
+    PlacementError,
+    RankDemand,
+    RankPlace,
+    demand_of,
+    place,
+)
+from cluster.ray_session import RaySession, connect
+from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ServerError
+from engine.lifecycle import describe_exit
+
+logger = logging.getLogger(__name__)
+
+NODE_LABEL = "ray.io/node-id"
+"""Ray puts it on every node."""
+
+_JOINING_S = 10.0
+"""Nodes may still be joining: only then is it final that the ranks can never fit."""
+
+_GRANT_S = 10.0
+"""A reservation that was possible when we looked is granted in milliseconds. If not, somebody was
+faster: look again."""
+
+_LOOK_S = 0.5
+"""How often a busy cluster is looked at."""
+
+_GLANCE_S = 0.1
+"""How soon a wait notices that the server is being closed."""
+
+_LAST_WORDS_S = 2.0
+"""How long a core's message that says why it ends may take after its end."""
+
+_KILL_S = 5.0
+"""How long Ray may take to end actors that it was told to kill."""
+
+# Ray's workers have nice level 15. An engine core is no background job, and its children inherit.
+_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
+
+
+@dataclass(slots=True)
+class _Actor:
+    """One actor, as the command knows it."""
+
+    index: int | None
+    """Of an engine core among those of this server; None: the coordinator."""
+    title: str
+    node: str
+    handle: Any
+    pid: int = 0
+    run: Any = None
+    """The call that lasts as long as the actor's work."""
+    end: End | None = None
+
+    def __str__(self) -> str:
+        kind = "coordinator" if self.index is None else "engine core"
+        return f"{kind} {self.title} node={self.node} pid={self.pid}"
+
+
+class RayEngines:
+    """The engine cores of one server on a Ray cluster.
+
+    Args:
+        config: what was asked for.
+        on_death: called once per dead core with its rank and the cause, from a thread; rank None is
+            the coordinator.
+        has_said_why: whether the first cause of the server's end is in the log already.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        on_death: Callable[[int | None, str], None],
+        has_said_why: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._on_death = on_death
+        self._has_said_why = has_said_why
+        self._starting = threading.Lock()
+        """Held by each step of the start: `close` waits for the one under way."""
+        self._is_closed = threading.Event()
+        self._session: RaySession | None = None
+        self._group: Any = None
+        self._placement: Placement | None = None
+        self._demand = RankDemand(cpus=0)
+        self._engines: list[_Actor] = []
+        self._coordinator: _Actor | None = None
+        self._watcher: threading.Thread | None = None
+
+    # ----------------------------------------------------------------------------------- placing
+
+    def place(self) -> Reach:
+        with self._starting:
+            self._check_open()
+            num_cpus = len(self._config.ranks) * self._config.engine.world_size
+            session = self._session = connect(self._config.ray_address, num_cpus=num_cpus)
+            placement = self._placement = wait_for_room(
+                self._decide,
+                self._reserve,
+                timeout_s=self._config.placement_timeout,
+                joining_s=0.0 if session.is_ours else _JOINING_S,
+                pause=self._pause,
+            )
+        for chosen in placement.ranks:
+            logger.info("placed rank=%d node=%s", self._rank(chosen), chosen.node.label)
+        return Reach(host=self._host)
+
+    def _rank(self, chosen: RankPlace) -> int:
+        """Placement counts the ranks of this server; others may have lower ones."""
+        return self._config.ranks[chosen.rank]
+
+    @property
+    def _host(self) -> str | None:
+        """Where wires are bound; None: nothing leaves this node."""
+        assert self._placement is not None
+        return None if self._placement.is_local else self._connected.address
+
+    def _decide(self) -> Placement:
+        """Where the ranks would go now. Raises as `placement.place`."""
+        nodes = self._connected.observe_nodes()
+        config = self._config
+        self._demand = demand_of(nodes, config.engine.world_size, device=config.engine.device)
+        return place(
+            nodes,
+            self._demand,
+            len(config.ranks),
+            config.strategy,
+            config.data_parallel_size_local,
+        )
+
+    def _reserve(self, placement: Placement, timeout_s: float) -> bool:
+        """Reserve a place for every rank; False, and nothing is reserved, if Ray does not grant it
+        in time."""
+        ray = self._connected.ray
+        self._group = ray.util.placement_group(
+            [bundle(self._demand)] * len(placement.ranks),
+            bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in placement.ranks],
+            name=f"raywire-{os.getpid()}",
+        )
+        try:
+            deadline = time.monotonic() + timeout_s
+            while not self._group.wait(_GLANCE_S):
+                self._check_open()
+                if time.monotonic() >= deadline:
+                    self._give_back()
+                    return False
+        except BaseException:
+            self._give_back()
+            raise
+        return True
+
+    def _give_back(self) -> None:
+        if self._group is not None:
+            self._connected.ray.util.remove_placement_group(self._group)
+            self._group = None
+
+    # ---------------------------------------------------------------------------------- starting
+
+    def start_coordinator(
+        self, binder: WireBinder, api_server_keys: Sequence[bytes]
+    ) -> CoordinatorAddresses | None:
+        if not self._config.topology.num_coordinators:
+            return None
+        with self._starting:
+            self._check_open()
+            start = CoordinatorStart(
+                # Listening sockets cannot travel to an actor: over TCP it binds its own.
+                wires=binder.coordinator() if self._host is None else None,
+                host=self._host,
+                port_range=self._config.wire_port_range,
+                num_engines=self._config.topology.num_engines,
+                log_level=self._config.log_level,
+            )
+            actor = self._coordinator = self._make_coordinator(start)
+            [addresses] = self._results([actor], [actor.handle.bind.remote(list(api_server_keys))])
+            [site] = self._results([actor], [actor.handle.describe.remote()])
+            actor.pid = site.pid
+            actor.run = actor.handle.run.remote()
+            logger.info("started %s", actor)
+            assert isinstance(addresses, CoordinatorAddresses)
+            return addresses
+
+    def _make_coordinator(self, start: CoordinatorStart) -> _Actor:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        session = self._connected
+        title = "DPCoordinator"
+        options = {
+            "num_cpus": 0,
+            "runtime_env": _RUNTIME_ENV,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(session.node_id, soft=False),
+        }
+        made = make_actor_class(session.ray, CoordinatorActor, title)
+        return _Actor(None, title, str(session), made.options(**options).remote(start))
+
+    def start(
+        self,
+        model: ResolvedModel,
+        wire: WireConfig,
+        allow: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        assert self._placement is not None
+        with self._starting:
+            self._check_open()
+            starts = self._engine_starts(model, wire)
+            for chosen, start in zip(self._placement.ranks, starts, strict=True):
+                self._engines.append(self._make_engine(chosen, start))
+            calls = [actor.handle.describe.remote() for actor in self._engines]
+            sites = self._results(self._engines, calls)
+            self._allow(wire, sites, allow)
+            for actor, site in zip(self._engines, sites, strict=True):
+                actor.pid = site.pid
+                actor.run = actor.handle.run.remote()
+                logger.info("started %s", actor)
+
+    def _engine_starts(self, model: ResolvedModel, wire: WireConfig) -> list[EngineStart]:
+        config = self._config
+        assert self._placement is not None
+        configs = config.engine.engine_configs(model, wire, config.environment, config.log_level)
+        if config.environment.worker_multiproc_method == "fork":
+            logger.warning(
+                "workers of a Ray actor are spawned: forks would not survive its threads"
+            )
+        portable = make_portable(model.name)
+        variables = variables_for_nodes(os.environ, is_ray_job=config.environment.is_ray_job)
+        return [
+            EngineStart(
+                config=_on_node(configs[chosen.rank], len(self._placement.on(chosen.node))),
+                model=None if chosen.node.is_driver else portable,
+                node=chosen.node.label,
+                variables=variables,
+            )
+            for chosen in self._placement.ranks
+        ]
+
+    def _make_engine(self, chosen: RankPlace, start: EngineStart) -> _Actor:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        title = f"EngineCore_DP{self._rank(chosen)}"
+        options = {
+            "num_cpus": self._demand.cpus,
+            "num_gpus": self._demand.gpus,
+            "runtime_env": _RUNTIME_ENV,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, chosen.rank),
+        }
+        made = make_actor_class(self._connected.ray, EngineActor, title)
+        return _Actor(chosen.rank, title, start.node, made.options(**options).remote(start))
+
+    def _allow(
+        self, wire: WireConfig, sites: Sequence[Site], allow: Callable[[Sequence[bytes]], None]
+    ) -> None:
+        """Let everybody know the keys of everybody who will connect."""
+        if wire.curve is None:
+            return
+        keys = [site.public_key for site in sites if site.public_key is not None]
+        allow(keys)
+        if self._coordinator is not None:
+            self._results([self._coordinator], [self._coordinator.handle.allow.remote(keys)])
+
+    def _results(self, actors: Sequence[_Actor], calls: Sequence[Any]) -> list[Any]:
+        """What the actors answer to the calls; they may still be starting.
+
+        Raises:
+            ConfigError: an actor refuses its settings.
+            ServerError: an actor has failed, or the server is being closed.
+        """
+        ray = self._connected.ray
+        deadline = time.monotonic() + self._config.engine.startup_timeout
+        while len(ray.wait(list(calls), num_returns=len(calls), timeout=_GLANCE_S)[0]) < len(calls):
+            self._check_open()
+            if time.monotonic() >= deadline:
+                done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
+                late = [a.title for a, c in zip(actors, calls, strict=True) if c not in done]
+                raise ServerError(f"Ray has not started {', '.join(late)} in time")
+        results = []
+        for actor, call in zip(actors, calls, strict=True):
+            try:
+                results.append(ray.get(call))
+            except Exception as error:
+                if isinstance(refusal := getattr(error, "cause", None), ConfigError):
+                    raise ConfigError(f"on node {actor.node}: {refusal}") from error
+                raise ServerError(f"{actor} could not be started: {summarize(error)}") from error
+        return results
+
+    # ---------------------------------------------------------------------------------- watching
+
+    def watch(self) -> None:
+        self._watcher = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        pending = {actor.run: actor for actor in self._actors() if actor.run is not None}
+        while pending:
+            done, _ = self._connected.ray.wait(list(pending), num_returns=1)  # no timeout: asleep
+            for call in done:
+                self._report(pending.pop(call))
+
+    def _report(self, actor: _Actor) -> None:
+        end = actor.end = self._end_of(actor)
+        if self._is_closed.is_set():
+            return
+        if end.exit_code == EXIT_CONFIG and end.cause is not None:
+            self._on_death(actor.index, end.cause)
+            return
+        line = f"{actor} {end.cause or describe_exit(end.exit_code)}"
+        if end.cause is None and self._last_words_arrive():
+            logger.info("%s; its cause is logged above", line)
+        else:
+            logger.error("first cause: %s", line)
+        self._on_death(actor.index, line)
+
+    def _end_of(self, actor: _Actor) -> End:
+        """How an actor ended whose `run` is over."""
+        try:
+            end = self._connected.ray.get(actor.run)
+        except Exception as error:  # noqa: BLE001 - Ray's for a dead actor, or any that it raised
+            return End(exit_code=EXIT_FAILED, cause=summarize(error))
+        assert isinstance(end, End)
+        return end
+
+    def _last_words_arrive(self) -> bool:
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while not self._has_said_why():
+            if time.monotonic() >= deadline or self._is_closed.wait(0.01):
+                return self._has_said_why()
+        return True
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        return [None if actor.end is None else actor.end.exit_code for actor in self._engines]
+
+    # ----------------------------------------------------------------------------------- closing
+
+    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        self._is_closed.set()
+        # A step of the start notices soon, but for `ray.init`, which cannot be cut short: Ray ends
+        # with this process then.
+        if not self._starting.acquire(timeout=2.0):
+            logger.warning("Ray is still connecting; it ends with this process")
+            return
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._starting.release)
+            if self._session is not None:
+                ending.callback(self._session.close)
+                ending.callback(self._give_back)
+                self._end_actors(patience_s, is_urgent)
+
+    def _end_actors(self, patience_s: float, is_urgent: Callable[[], bool]) -> None:
+        ray = self._connected.ray
+        for actor in self._actors():
+            actor.handle.stop.remote()
+        calls = [actor.run for actor in self._actors() if actor.run is not None]
+        deadline = time.monotonic() + patience_s
+        while calls and time.monotonic() < deadline and not is_urgent():
+            _, calls = ray.wait(calls, num_returns=len(calls), timeout=_GLANCE_S)
+        if calls and patience_s > 0:
+            logger.warning("engine cores do not end within %.1f s; killing them", patience_s)
+        for actor in self._actors():
+            ray.kill(actor.handle)
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=_KILL_S)
+        if self._watcher is not None:
+            self._watcher.join(_KILL_S)
+        self._engines, self._coordinator = list(self._engines), None
+
+    def _actors(self) -> list[_Actor]:
+        coordinator = [] if self._coordinator is None else [self._coordinator]
+        return [*self._engines, *coordinator]
+
+    # ------------------------------------------------------------------------------------ common
+
+    @property
+    def _connected(self) -> RaySession:
+        assert self._session is not None
+        return self._session
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise ServerError("stopped before the engine cores were started")
+
+    def _pause(self, seconds: float) -> None:
+        self._is_closed.wait(seconds)
+        self._check_open()
+
+
+def wait_for_room(
+    decide: Callable[[], Placement],
+    reserve: Callable[[Placement, float], bool],
+    *,
+    timeout_s: float,
+    joining_s: float,
+    pause: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Placement:
+    """Look at the cluster until the ranks fit, and reserve their places.
+
+    Args:
+        decide: looks and places; raises BusyError or PlacementError.
+        reserve: tries for so many seconds; False if it was not granted.
+        timeout_s: how long others may keep us waiting.
+        joining_s: how long nodes may take to join, before too few of them is final.
+        pause: between two looks; may raise to end it all.
+        clock: seconds.
+
+    Raises:
+        ConfigError: they do not fit; it compares, node by node.
+    """
+    began = clock()
+    is_told = False
+    while True:
+        try:
+            placement = decide()
+            if reserve(placement, max(0.0, min(_GRANT_S, began + timeout_s - clock()))):
+                return placement
+            raise BusyError("Ray does not grant the reservation, though there is room")
+        except PlacementError:
+            if clock() - began >= min(joining_s, timeout_s):
+                raise
+        except BusyError as error:
+            if clock() - began >= timeout_s:
+                raise ConfigError(
+                    f"{error} (waited {timeout_s:g} s, see --placement-timeout)"
+                ) from error
+            if not is_told:
+                logger.warning("waiting up to %.0f s for room: %s", timeout_s, error)
+                is_told = True
+        pause(_LOOK_S)
+
+
+def bundle(demand: RankDemand) -> dict[str, float]:
+    """What Ray reserves for one rank."""
+    amounts = {"CPU": demand.cpus, "GPU": demand.gpus}
+    return {name: float(amount) for name, amount in amounts.items() if amount}
+
+
+def _on_node(config: EngineConfig, num_local_engines: int) -> EngineConfig:
+    """The settings of a rank that shares its node with so many. Of GPUs an actor sees its own
+    only."""
+    executor = dataclasses.replace(
+        config.executor,
+        num_local_engines=num_local_engines,
+        first_device=0,
+        start_method="spawn",
+    )
+    return dataclasses.replace(config, executor=executor)
+
+
+_DEATH = re.compile(r"The actor is dead because (?:its )?(.*)", re.DOTALL)
+_ADVICE = re.compile(r"\s*(Some common causes include|To troubleshoot).*", re.DOTALL)
+
+
+def summarize(error: BaseException) -> str:
+    """What an operator needs of Ray's account of a death: one line. Pure."""
+    text = str(error)
+    if death := _DEATH.search(text):
+        return " ".join(_ADVICE.sub("", death[1]).split())[:500]
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else ""  # of a traceback, as RayTaskError has it
+    return f"{type(error).__name__}: {last}"[:500]
