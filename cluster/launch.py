@@ -31,6 +31,7 @@ from cluster.front import Front, OnReady, OwnApiServer
 from cluster.local_engines import LocalEngines
 from cluster.model_source import resolve
 from cluster.plan import Topology
+from cluster.ray_engines import RayEngines
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import stop_on_signals
@@ -186,7 +187,8 @@ def _make_front(
 
 
 def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
-    return LocalEngines(config, front.mark_dead, lambda: front.death is not None)
+    back_end = RayEngines if config.backend == "ray" else LocalEngines
+    return back_end(config, front.mark_dead, lambda: front.death is not None)
 
 
 def warn_about_cores(topology: Topology) -> None:
