@@ -28,13 +28,15 @@ from tests.helpers.tiny_models import tiny_model
 from workers.supported import check_model_folder
 
 
-def run_resolve(model: str, cache_dir: Path, **environ: str) -> tuple[list[str], str]:
-    """Resolve in a fresh process: its answer in lines, and what it logged."""
+def run_resolve(
+    model: str, cache_dir: Path, function: str = "resolve", **environ: str
+) -> tuple[list[str], str]:
+    """Resolve (or `find`) in a fresh process: its answer in lines, and what it logged."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from cluster.model_source import resolve\n"
+        "from cluster import model_source\n"
         "from engine.errors import ConfigError\n"
-        "try: print(resolve(sys.argv[1], cache_dir=Path(sys.argv[2])))\n"
+        f"try: print(model_source.{function}(sys.argv[1], cache_dir=Path(sys.argv[2])))\n"
         "except ConfigError as error: print('error:', error)\n"
         "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))\n"
     )
@@ -342,6 +344,9 @@ def test_a_download_brings_weights_and_data_and_nothing_that_runs(tmp_path: Path
     assert found == set(fetched)
     assert offline[0] == online[0]
     assert online[1] == "[]"
+    assert run_resolve("owner/name", tmp_path, "find")[0][0] == online[0]
+    Path(online[0], "model.safetensors").unlink()
+    assert run_resolve("owner/name", tmp_path, "find")[0][0] == "None"  # it was broken off
     assert "HTTP Request" not in log
 
 
