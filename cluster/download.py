@@ -17,7 +17,7 @@ from typing import cast
 from engine import leash
 from engine.errors import EXIT_CONFIG, ConfigError
 
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 """What is downloaded: weights and data. Never pickles, never code."""
 
 
@@ -55,7 +55,7 @@ def download(model: str) -> str:
 
     try:
         # Files of the top folder only: deeper ones are other formats of the same weights.
-        return snapshot_download(model, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"])
+        return snapshot_download(model, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
     except GatedRepoError as error:
         raise ConfigError(
             f"model {model} is gated: accept its terms on its page, then log in with"

@@ -23,12 +23,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.download import HUB_FILES
 from cluster.scripted_source import read_script, scripted_folder
 from engine import leash
 from engine.errors import ConfigError
 from engine.lifecycle import describe_exit
 from workers.atomic_folder import discard_draft
-from workers.supported import check_model_folder
+from workers.supported import weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +90,13 @@ def _find_downloaded(model: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(model, local_files_only=True))
-        check_model_folder(folder)
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
-    except ConfigError:  # a download that was broken off; or `resolve` will say what it is
-        return None
-    return folder
+        folder = snapshot_download(
+            model, local_files_only=True, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]
+        )
+        weight_files(Path(folder))
+    except (LocalEntryNotFoundError, HFValidationError, ConfigError):
+        return None  # not here, or not all of it
+    return Path(folder)
 
 
 def _resolve(model: str, cache_dir: Path) -> Path:
