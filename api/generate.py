@@ -139,6 +139,7 @@ class Generation:
             )
             if is_first:
                 self.routes.append(stream.route)
+            service.metrics.on_route(stream.route)
             self.choices.append(Choice(index, processor, stream, record))
 
     async def batches(self) -> AsyncIterator[Batch]:

@@ -10,25 +10,46 @@ Names are vLLM's behind our own prefix, so its dashboards fit after one
 
 Counters only grow. Those that an engine core counts itself are taken over as differences, so they
 go on growing when the core is replaced and starts again at zero.
+
+Where there are several API servers, each has metrics of its own, and what is told to a scraper is
+merged from all (`metrics_merge`, by the rules in `_RULES`).
 """
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import Protocol, get_args
 
 import prometheus_client as prometheus
-from prometheus_client.core import HistogramMetricFamily
+from msgspec.structs import replace
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from api.load_balancer import Route, Rule
+from api.metric_families import Family, MergeRule, from_prometheus
 from api.timeline import Timeline
-from engine.wire import EngineCoreOutput, EngineReady, SchedulerStats
+from engine.wire import EngineCoreOutput, EngineLoad, EngineReady, SchedulerStats
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
 _PREFIX = "raywire:"
 _TOKEN_BYTES = 4
 _LABELS = ("model_name", "engine")
+
+_RULES: dict[str, MergeRule] = {
+    "num_requests_running": "latest",
+    "num_requests_waiting": "latest",
+    "kv_cache_usage_perc": "latest",
+    "cache_config_info": "max",
+    "prefix_cache_queries": "max",
+    "prefix_cache_hits": "max",
+    "num_preemptions": "max",
+    "dropped_messages": "max",
+    "wire_dropped_messages": "sum",
+}
+"""How several API servers' metrics are merged. Those that are not here: counters and histograms are
+added up, gauges and all of the process are kept apart."""
 
 _FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -47,17 +68,39 @@ _TOKEN_BUCKETS = tuple(
 )  # 1, 2, 5, 10, … 500,000
 
 
-class Metrics:
-    """All metrics of one API server, in a registry of their own."""
+class MetricsExchange(Protocol):
+    """The way to the other API servers on the same port. All calls on the event loop."""
 
-    def __init__(self, model_name: str, num_engines: int) -> None:
+    def attach(self, read: Callable[[], list[Family]]) -> None:
+        """From now on `read` is called, on the event loop, whenever any of them is scraped."""
+        ...
+
+    async def collect(self) -> list[Family]:
+        """What all of them have now, this one too, merged.
+
+        Raises:
+            UnavailableError: nobody has collected it in time.
+        """
+        ...
+
+
+class Metrics:
+    """All metrics of one API server, in a registry of their own.
+
+    Args:
+        model_name: the label.
+        num_engines: engine cores, by index everywhere in here.
+        first_rank: label of the first one; see `ApiConfig`.
+    """
+
+    def __init__(self, model_name: str, num_engines: int, first_rank: int = 0) -> None:
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self.registry)
-        self._model_name = model_name
         self._families = _Families(self.registry)
         self._engines = [
-            EngineMetrics(self._families, model_name, index) for index in range(num_engines)
+            EngineMetrics(self._families, model_name, first_rank + index)
+            for index in range(num_engines)
         ]
         self.registry.register(_GapCollector(self._engines))
 
@@ -65,8 +108,7 @@ class Metrics:
         """Publish what the engine cores said about their caches."""
         for each in ready:
             self._families.cache_config.labels(
-                self._model_name,
-                str(each.engine_index),
+                *self._engines[each.engine_index].labels,
                 str(each.block_size),
                 str(each.num_gpu_blocks),
                 each.dtype,
@@ -76,10 +118,19 @@ class Metrics:
         """Take over what an engine core says of itself."""
         self._engines[engine_index].on_stats(stats)
 
+    def on_load(self, engine_index: int, load: EngineLoad) -> None:
+        """Take over what the coordinator says of an engine core: it may be busy with the requests
+        of other API servers only."""
+        self._engines[engine_index].on_load(load)
+
     def on_death(self) -> None:
         """Nothing runs or waits on engine cores that are gone."""
         for engine in self._engines:
-            engine.on_stats(SchedulerStats(0, 0, 0.0), is_reset=True)
+            engine.on_load(SchedulerStats(0, 0, 0.0))
+
+    def on_route(self, route: Route) -> None:
+        """A sequence has been sent to an engine core."""
+        self._engines[route.rank].routed[route.rule].inc()
 
     def record(self, arrived_at: float) -> "RequestRecord":
         """The record of one sequence of a request whose body arrived at `time.monotonic()`."""
@@ -91,9 +142,33 @@ class Metrics:
         gauge.set_function(read)
 
     def render(self) -> bytes:
+        """What Prometheus reads, if this is the only API server."""
+        self._settle()
+        return prometheus.generate_latest(self.registry)
+
+    def read(self) -> list[Family]:
+        """The same, to be merged with what the other API servers have."""
+        self._settle()
+        return [self._read(metric) for metric in self.registry.collect()]
+
+    def _settle(self) -> None:
         for engine in self._engines:
             engine.settle()
-        return prometheus.generate_latest(self.registry)
+
+    def _read(self, metric: Metric) -> Family:
+        family = from_prometheus(metric, _rule(metric))
+        if family.rule != "latest":
+            return family
+        told_at = {engine.labels: engine.told_at for engine in self._engines}
+        series = [replace(each, stamp=told_at[each.labels]) for each in family.series]
+        return replace(family, series=series)
+
+
+def _rule(metric: Metric) -> MergeRule:
+    if metric.name.startswith("process_"):
+        return "each"
+    default: MergeRule = "each" if metric.type == "gauge" else "sum"
+    return _RULES.get(metric.name.removeprefix(_PREFIX), default)
 
 
 class RequestRecord(Timeline):
@@ -159,9 +234,12 @@ class _Gaps:
 class EngineMetrics:
     """The metrics of one engine core, with its labels filled in once."""
 
-    def __init__(self, families: "_Families", model_name: str, index: int) -> None:
-        labels = (model_name, str(index))
-        self.labels = labels
+    def __init__(self, families: "_Families", model_name: str, rank: int) -> None:
+        labels = (model_name, str(rank))
+        self.labels: tuple[str, ...] = labels
+        self.told_at = 0.0
+        """`time.monotonic()` of the last news. The API servers of one port share a machine, and so
+        that clock."""
         self._success = families.success
         self._last = SchedulerStats(0, 0, 0.0)
         self._running = families.running.labels(*labels)
@@ -186,6 +264,7 @@ class EngineMetrics:
         self.request_prompt_tokens = families.request_prompt_tokens.labels(*labels)
         self.request_generation_tokens = families.request_generation_tokens.labels(*labels)
         self.request_preemptions = families.request_preemptions.labels(*labels)
+        self.routed = {rule: families.routed.labels(*labels, rule) for rule in get_args(Rule)}
         for reason in ("stop", "length", "abort", "error", "repetition"):
             families.success.labels(*labels, reason)  # there from the start, at zero
 
@@ -197,12 +276,14 @@ class EngineMetrics:
     def finished(self, reason: str) -> None:
         self._success.labels(*self.labels, reason).inc()
 
-    def on_stats(self, stats: SchedulerStats, is_reset: bool = False) -> None:
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._cache_usage.set(stats.kv_cache_usage)
-        if is_reset:
-            return
+    def on_load(self, load: SchedulerStats | EngineLoad) -> None:
+        self.told_at = time.monotonic()
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+        self._cache_usage.set(load.kv_cache_usage)
+
+    def on_stats(self, stats: SchedulerStats) -> None:
+        self.on_load(stats)
         last, self._last = self._last, stats
         self._prefix_queries.inc(_grown(stats.prefix_cache_queries, last.prefix_cache_queries))
         self._prefix_hits.inc(_grown(stats.prefix_cache_hits, last.prefix_cache_hits))
@@ -268,6 +349,9 @@ class _Families:
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
         self.success = counter(
             "request_success", "Sequences ended, by finish reason", ("finished_reason",)
+        )
+        self.routed = counter(
+            "requests_routed", "Sequences sent, by why this engine core was chosen", ("rule",)
         )
         self.first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_BUCKETS
