@@ -24,9 +24,10 @@ DEAD_LINGER_MS = 4000
 STOPPED_LINGER_MS = 300
 """The same after an ordered stop, of which nobody need be told."""
 
-LINK_PATIENCE_S = 120
+LINK_PATIENCE_S = 180
 """A TCP connection whose peer has been silent for this long is given up by both ends. Until then
-the ROUTER would refuse a new one that the peer makes under the same identity."""
+the ROUTER would refuse a new one that the peer makes under the same identity. More than twice the
+minute that a link may be down: TCP doubles its pauses, and may try again only then."""
 
 HANDSHAKE_TIMEOUT_S = 5
 """Who is not greeted by then, or not let in, hangs up and tries again."""

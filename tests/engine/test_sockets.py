@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_made_is_refused() -> None:
 
 
 def test_a_link_may_be_down_for_a_minute(context: Context) -> None:
-    """TCP alone decides that a connection is dead, after two minutes; ZeroMQ's heartbeats are
+    """TCP alone decides that a connection is dead, after three minutes; ZeroMQ's heartbeats are
     off."""
     with make_socket(context, zmq.DEALER) as made:
         assert made.getsockopt(zmq.HEARTBEAT_IVL) == 0
@@ -63,8 +63,8 @@ def test_a_link_may_be_down_for_a_minute(context: Context) -> None:
                 zmq.TCP_KEEPALIVE_CNT,
             )
         )
-        assert idle_s + interval_s * count == LINK_PATIENCE_S == 120
-        assert made.getsockopt(zmq.TCP_MAXRT) == 120_000
+        assert idle_s + interval_s * count == LINK_PATIENCE_S == 180
+        assert made.getsockopt(zmq.TCP_MAXRT) == 180_000
 
 
 def test_oversize_frames_are_refused_before_they_are_read(context: Context) -> None:
