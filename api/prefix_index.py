@@ -1,14 +1,14 @@
 """Which data-parallel rank probably holds which prefixes of prompts in its prefix cache. Pure.
 
-    tokens   0      16     32    …    256      288    …    512          576    …
-             |  a   |  b   |          |    q    |           |      x     |
-    keys     a's = hash(salt, a)      q's = hash(key before, q)
+    tokens   0      16     32   …    128    160    192    …    256          320   …
+             |  a   |  b   |          |  i   |             |       m      |
+    keys     a's = hash(salt, a)      i's = hash(key before, i)
 
 A prefix is known by one hash, chained over the segments that it is made of, and the index remembers
-which ranks were sent a prompt that begins with it. Segments are one block long at first and grow
-with the distance from the start, so that they stay an eighth of what is before them, and of those
-far from the start only some tokens are looked at: a prompt of 100,000 tokens costs 85 hashes of a
-few hundred bytes. Two prompts that differ nowhere but between such tokens are taken for one.
+which ranks were sent a prompt that begins with it. The first eight segments are a block long, later
+ones at most a fourth of what is before them, and far from the start only some tokens are looked at.
+So a prompt of 100,000 tokens costs 46 hashes of a few hundred bytes each; and two that differ only
+between such tokens are taken for one.
 
 All of it is a guess. Engine cores evict blocks without saying which, but their statistics say how
 much they have written, and what a cache of known size was told before that is gone. A wrong guess
@@ -31,12 +31,12 @@ MAX_PREFIXES = 1 << 17
 """Prefixes remembered, over all ranks: some 16 MB. The least recently used go first."""
 
 _EVEN_SEGMENTS = 8
-"""So many segments of one block; then half as many for every doubling of the length."""
+"""So many segments of one block, then half as many for every doubling of the length."""
 
 _WHOLE_TOKENS = 2048
 """Up to here all tokens count,"""
 _SAMPLE_STEP = 128
-"""and beyond every so-manieth."""
+"""and beyond it one of so many."""
 
 _FRESH_CLAIMS = 256
 """A claim is not made again before so many others: what many prompts share stays cheap."""
