@@ -21,12 +21,14 @@ import msgspec
 from api.engine_handle import EngineHandle
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
 from api.load_balancer import LoadBalancer, Route
+from api.load_feed import LoadFeed
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
 from api.wire_sockets import WireSockets
 from engine import utility
 from engine.bound import ServerWires
 from engine.codec import Decoder, Encoder
+from engine.config import CoordinatorAddresses
 from engine.doorkeeper import Doorkeeper
 from engine.errors import (
     ConfigError,
@@ -36,9 +38,11 @@ from engine.errors import (
     WireError,
 )
 from engine.wire import (
+    CoordinatorType,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDead,
+    EngineLoad,
     EngineReady,
     Heartbeat,
     OutputType,
@@ -55,8 +59,8 @@ to name the cause."""
 
 
 class EngineClient:
-    """The API server's side of wire 1. All methods but `bind`, `allow` and `mark_dead` belong to
-    the loop's thread.
+    """The API server's side of wire 1. All methods but `bind`, `follow`, `allow` and `mark_dead`
+    belong to the loop's thread.
 
     Args:
         num_engines: data-parallel size.
@@ -92,6 +96,7 @@ class EngineClient:
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
         self._sockets = WireSockets(self._on_ready, self._on_output)
+        self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -113,13 +118,28 @@ class EngineClient:
             else:
                 self._sockets.bind(wires, self._doorkeeper)
 
+    def follow(self, coordinator: CoordinatorAddresses) -> None:
+        """Hear from the coordinator what other API servers have sent. From any thread, after `bind`
+        and before `wait_ready`."""
+        with self._lock:
+            if self._is_closed:  # the start was cut short
+                return
+            self._feed = LoadFeed(self._on_load)
+            self._sockets.subscribe(
+                coordinator.publish,
+                CoordinatorType.LOADS.value,
+                coordinator.public_key,
+                self._on_report,
+            )
+
     def allow(self, public_keys: Iterable[bytes]) -> None:
         """Admit the engine cores with these keys, before they connect. From any thread. Nobody is
         asked for keys on ipc."""
         self._doorkeeper.allow(public_keys)
 
     async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
-        """Wait until all engine cores have said READY; what they said, by rank.
+        """Wait until all engine cores have said READY, and the coordinator has heard it as well;
+        what they said, by rank.
 
         Raises:
             ConfigError: an engine core differs from the others; the difference is spelled out.
@@ -128,15 +148,25 @@ class EngineClient:
         self._attach()
         try:
             async with asyncio.timeout(timeout_s):
-                while missing := self._registry.missing():
+                while missing := self._registry.missing() or self._unreported():
                     self._raise_if_dead()
                     await self._starting.wait()
         except TimeoutError:
             names = ", ".join(f"engine core {e.index} ({e.describe()})" for e in missing)
-            cause = f"no READY within {timeout_s:.0f} s from {names}"
+            who = "no READY" if self._registry.missing() else "the coordinator has no READY"
+            cause = f"{who} within {timeout_s:.0f} s from {names}"
             self._declare_dead(missing[0].index, cause, is_first=True)
         self._raise_if_dead()
         return [engine.ready for engine in self.engines if engine.ready is not None]
+
+    def _unreported(self) -> list[EngineHandle]:
+        """Engine cores that are ready, but not connected to the coordinator, or we are not."""
+        feed = self._feed
+        if feed is None:
+            return []
+        return [
+            e for e in self.engines if e.ready and not feed.has_heard_of(e.index, e.ready.epoch)
+        ]
 
     def close(self) -> None:
         """Fail what is pending and close the sockets. Idempotent; deaths are no news after it."""
@@ -381,6 +411,16 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_result(outputs.utility)
 
+    def _on_report(self, frames: list[bytes]) -> None:
+        assert self._feed is not None
+        self._feed.take(frames, self._now())
+        self._starting.set()
+
+    def _on_load(self, load: EngineLoad) -> None:
+        engine = self._registry.sender(load.engine_index, load.epoch)
+        if engine is not None and engine.ready is not None:
+            self.balancer.take_report(engine.index, load)
+
     def _on_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):
             self._declare_dead(dead.engine_index, dead.cause)
@@ -447,6 +487,10 @@ class EngineClient:
         if self._now() - self._checked_at > 3 * self._watch_interval_s:
             # This process was stopped or starved itself: whatever is silent gets a new chance.
             self._registry.give_new_chance(self._now())
+            if self._feed is not None:
+                self._feed.give_new_chance(self._now())
+        if self._feed is not None:
+            self._feed.check_silence(self._now())
         self._checked_at = self._now()
         for engine in self.engines:
             if (cause := self._registry.why_hung(engine, self._now())) and self.death is None:

@@ -1,4 +1,4 @@
-"""The API server's two sockets of wire 1 on an event loop: bind, read until empty, send.
+"""The API server's sockets of wire 1 on an event loop: bind, read until empty, send.
 
 They are plain ZeroMQ sockets, read when the loop says that their descriptor has changed: a third to
 a half of what `zmq.asyncio` costs per message (7 and 23 us in bursts, on uvloop). Used by
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from engine.bound import ServerWires
+from engine.curve import CurveKeys, CurveLink
 from engine.doorkeeper import Doorkeeper
 from engine.errors import WireError
-from engine.sockets import make_socket
+from engine.sockets import connect_socket, make_socket
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ TakeFrames = Callable[[list[bytes]], None]
 
 
 class WireSockets:
-    """ROUTER and PULL of one API server. All methods belong to the loop's thread.
+    """ROUTER and PULL of one API server, and a SUB where there is a coordinator. All methods belong
+    to the loop's thread.
 
     Args:
         on_request_wire: takes in what comes on the ROUTER, the sender's identity first.
@@ -38,7 +40,10 @@ class WireSockets:
         """Messages that broke the protocol, dropped."""
         self._on_request_wire = on_request_wire
         self._on_output_wire = on_output_wire
+        self._keys: CurveKeys | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._readers: list[tuple[zmq.Socket[bytes], TakeFrames]] = []
+        """In the order in which they are read."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -48,27 +53,47 @@ class WireSockets:
     def bind(self, wires: ServerWires, doorkeeper: Doorkeeper) -> None:
         """Make the ZeroMQ context and accept connections on `wires`; over TCP, from those only that
         `doorkeeper` knows."""
-        self._context = zmq.Context(io_threads=1)
+        self._context, self._keys = zmq.Context(io_threads=1), wires.keys
         self._router = make_socket(self._context, zmq.ROUTER)
         self._pull = make_socket(self._context, zmq.PULL)
         if wires.keys is not None:
             doorkeeper.guard(self._context, (self._router, self._pull), wires.keys)
         wires.request.serve(self._router)
         wires.output.serve(self._pull)
+        self._readers = [(self._pull, self._on_output_wire), (self._router, self._on_request_wire)]
+
+    def subscribe(
+        self, address: str, topic: bytes, public_key: bytes | None, take: TakeFrames
+    ) -> None:
+        """Read what a publisher says, too. After `bind` and before `watch`.
+
+        Args:
+            address: where it has bound.
+            topic: the first bytes of what is wanted.
+            public_key: whom to expect there; None on ipc.
+            take: takes in what comes.
+        """
+        assert self._context is not None
+        link = None
+        if public_key is not None:
+            assert self._keys is not None, "an API server whose own wires are not encrypted"
+            link = CurveLink(self._keys, public_key)
+        socket = connect_socket(self._context, zmq.SUB, address, curve=link)
+        socket.subscribe(topic)
+        self._readers.append((socket, take))
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from now on, whenever something comes."""
         self._loop = loop
-        loop.add_reader(_descriptor(self._router), self._read_router)
-        loop.add_reader(_descriptor(self._pull), self._read_pull)
-        # The descriptors signal changes only, and one may have been before we looked.
-        loop.call_soon(self._read_router)
-        loop.call_soon(self._read_pull)
+        for socket, take in self._readers:
+            loop.add_reader(_descriptor(socket), self._read, socket, take)
+            # The descriptors signal changes only, and one may have been before we looked.
+            loop.call_soon(self._read, socket, take)
 
     def read_all(self) -> None:
         """Take in what has come by now, outputs first."""
-        self._read_pull()
-        self._read_router()
+        for socket, take in self._readers:
+            self._read(socket, take)
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """Send one message; the first frame is the receiver's identity. Frames are not copied:
@@ -81,7 +106,7 @@ class WireSockets:
             return False
         # Sending handles the socket's pending commands, after which its descriptor stays silent
         # about what came in meanwhile.
-        self._read_router()
+        self._read(self._router, self._on_request_wire)
         return True
 
     def close(self) -> None:
@@ -89,25 +114,14 @@ class WireSockets:
         loop, self._loop = self._loop, None
         if self._context is None:
             return
-        for socket in (self._router, self._pull):
+        for socket, _ in self._readers:
             if loop is not None:
                 loop.remove_reader(_descriptor(socket))
             socket.close(linger=0)
         self._context.term()
         self._context = None
 
-    def _read_router(self) -> None:
-        self._read(self._router, self._on_request_wire, self._read_router)
-
-    def _read_pull(self) -> None:
-        self._read(self._pull, self._on_output_wire, self._read_pull)
-
-    def _read(
-        self,
-        socket: "zmq.Socket[bytes]",
-        take: TakeFrames,
-        again: Callable[[], None],
-    ) -> None:
+    def _read(self, socket: "zmq.Socket[bytes]", take: TakeFrames) -> None:
         """Read until nothing is left, because the descriptor signals changes only."""
         if self._loop is None:
             return
@@ -120,7 +134,7 @@ class WireSockets:
                 take(frames)
             except WireError as error:
                 self._on_bad_message(error)
-        self._loop.call_soon(again)
+        self._loop.call_soon(self._read, socket, take)
 
     def _on_bad_message(self, error: WireError) -> None:
         self.num_bad_messages += 1

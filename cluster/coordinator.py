@@ -74,6 +74,7 @@ class Coordinator:
         if self._is_stale(engine_index, epoch):
             return []
         self._ready[engine_index] = epoch
+        self.hasten_report()
         if not self.is_running and self.wave == 0:
             return []
         self._must_repeat = True
@@ -107,11 +108,12 @@ class Coordinator:
     # -------------------------------------------------------------------------- to API servers
 
     def take_report(self, now: float) -> LoadReport | None:
-        """The next report, if it is due."""
+        """The next report, if it is due. A rank is in it once both of its wires to us work: an API
+        server that waits for all of them knows that the server is complete."""
         if now < self.report_due_at:
             return None
         self._reported_at, self.report_due_at = now, now + MAX_REPORT_INTERVAL_S
-        loads = [load for _, load in sorted(self._loads.items())]
+        loads = [load for index, load in sorted(self._loads.items()) if index in self._ready]
         return LoadReport(loads, self.wave, self.is_running)
 
     def hasten_report(self) -> None:

@@ -395,7 +395,7 @@ class LoadReport(Message, frozen=True):
     """LOADS: the whole of what the coordinator knows, so that a lost one does no harm."""
 
     loads: Annotated[list[EngineLoad], msgspec.Meta(max_length=1 << 16)]
-    """Of the ranks that are there, in their order."""
+    """Of the ranks that are ready, in their order."""
     wave: Count = 0
     """The wave under way, or the next one."""
     is_running: bool = False

@@ -108,10 +108,24 @@ def test_a_rank_that_dies_is_reported_no_more() -> None:
     assert coordinator.num_stale_messages == 2
 
 
+def test_a_rank_is_reported_once_both_its_wires_work() -> None:
+    """READY and the load come on two sockets, in any order."""
+    coordinator = Coordinator(2)
+    coordinator.take_ready(0, 0)
+    coordinator.take_outputs(load(1))
+    assert coordinator.take_report(0.0) == LoadReport([])
+    coordinator.take_outputs(load(0))
+    coordinator.take_ready(1, 0)
+    report = coordinator.take_report(0.1)
+    assert report is not None
+    assert [each.engine_index for each in report.loads] == [0, 1]
+
+
 def test_an_earlier_incarnation_is_not_heard() -> None:
     """Its load, waves and last words are dropped and counted, once the new one has spoken."""
     coordinator = with_ranks()
     coordinator.take_outputs(load(1, epoch=3))
+    coordinator.take_ready(1, 3)
     for outputs in (load(1, num_running=9), load(1, epoch=2, start_wave=5, wave_complete=6)):
         assert coordinator.take_outputs(outputs) == []
     coordinator.take_dead(EngineDead("ENGINE_CORE_DEAD", 1, 2, "cause"))
