@@ -24,6 +24,7 @@ from api.config import ApiConfig
 from api.connection import BoundedConnection
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
+from api.metrics import MetricsExchange
 from api.service import LoadedModel, Service
 from api.threads import LONG_BYTES
 from api.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ def run(
     start: Callable[[], Path],
     stop: StopFlag,
     on_serving: Callable[[Sequence[EngineReady]], None] = lambda _: None,
+    exchange: MetricsExchange | None = None,
 ) -> int:
     """Serve until stopped or dead. Runs its event loop in the calling thread.
 
@@ -71,6 +73,7 @@ def run(
         stop: set by signals.
         on_serving: called on the event loop, once, when requests are served, with what the engine
             cores have said.
+        exchange: the way to the metrics of other API servers on the same port, if there are any.
 
     Returns:
         The exit code: 0 after a stop, 1 after the death of an engine core, whose cause is then in
@@ -81,7 +84,7 @@ def run(
         ConfigError: from `start`, from loading the tokenizer, or because engine cores differ.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, http_socket, client, start, stop, on_serving))
+        return runner.run(_serve(config, http_socket, client, start, stop, on_serving, exchange))
 
 
 async def _serve(
@@ -91,10 +94,11 @@ async def _serve(
     start: Callable[[], Path],
     stop: StopFlag,
     on_serving: Callable[[Sequence[EngineReady]], None],
+    exchange: MetricsExchange | None,
 ) -> int:
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    service = Service(config, client)
+    service = Service(config, client, exchange)
     server = _Server(app.build(service))
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:

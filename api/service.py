@@ -11,7 +11,8 @@ from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
-from api.metrics import Metrics
+from api.metric_families import render
+from api.metrics import Metrics, MetricsExchange
 from api.threads import TextThreads
 from api.tokenizer import Tokenizer
 from engine.errors import NotFoundError, RaywireError
@@ -34,10 +35,13 @@ class LoadedModel:
 class Service:
     """State and parts of one API server."""
 
-    def __init__(self, config: ApiConfig, client: EngineClient) -> None:
+    def __init__(
+        self, config: ApiConfig, client: EngineClient, exchange: MetricsExchange | None = None
+    ) -> None:
         self.config = config
         self.client = client
-        self.metrics = Metrics(config.served_model_names[0], len(client.engines))
+        self.metrics = Metrics(config.served_model_names[0], len(client.engines), config.first_rank)
+        self._exchange = exchange
         self.ranks = range(config.first_rank, config.first_rank + len(client.engines))
         """Of the engine cores, as clients count them."""
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
@@ -52,6 +56,13 @@ class Service:
             "Messages from engine cores that were stale or broke the protocol",
             lambda: client.num_stale_messages + client.num_bad_messages,
         )
+        self.metrics.watch(
+            "api_server_requests_active",
+            "Requests being answered, from the end of their body",
+            lambda: self.num_active,
+        )
+        if exchange is not None:
+            exchange.attach(self.metrics.read)
 
     @property
     def state(self) -> State:
@@ -79,6 +90,16 @@ class Service:
         self.bodies.cut(error)
         self.threads.cut(error)
         self.client.fail_all(error)
+
+    async def render_metrics(self) -> bytes:
+        """What Prometheus reads: of all API servers on the port, whichever it has reached.
+
+        Raises:
+            UnavailableError: the others' part is missing. Without it the counters would fall.
+        """
+        if self._exchange is None:
+            return self.metrics.render()
+        return render(await self._exchange.collect())
 
     def close(self) -> None:
         self.threads.close()

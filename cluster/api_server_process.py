@@ -17,7 +17,20 @@ from typing import NoReturn, assert_never
 from api import process
 from api.config import ApiConfig
 from api.engine_client import EngineClient
-from cluster.channel import Allow, Begin, Channel, Death, Refusal, Serving, Wires
+from cluster.channel import (
+    Allow,
+    Begin,
+    Channel,
+    Death,
+    Part,
+    PartWanted,
+    Refusal,
+    Scrape,
+    Serving,
+    Whole,
+    Wires,
+)
+from cluster.metrics_exchange import MetricsExchange
 from engine import lifecycle, log
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, ServerError
 
@@ -63,10 +76,12 @@ def main(
                 command.wait_for_begin,
                 stop,
                 on_serving=lambda ready: command.channel.send(Serving(list(ready))),
+                exchange=command.metrics,
             )
         except ConfigError as error:
             command.channel.send(Refusal(str(error)))
             code = EXIT_CONFIG
+        command.metrics.close()
     sys.exit(code)
 
 
@@ -75,6 +90,7 @@ class _Command:
 
     def __init__(self, channel: Channel, client: EngineClient) -> None:
         self.channel = channel
+        self.metrics = MetricsExchange(channel)
         self._client = client
         self._client.on_death = self._on_death
         self._begin: Begin | None = None
@@ -105,7 +121,11 @@ class _Command:
                     self._client.allow(public_keys)
                 case Death(engine_index, cause):
                     self._client.mark_dead(engine_index, cause)
-                case Serving() | Refusal():
+                case PartWanted():
+                    self.metrics.on_part_wanted()
+                case Whole():
+                    self.metrics.on_whole(message)
+                case Serving() | Refusal() | Scrape() | Part():
                     raise AssertionError("an API server's words came from the command")
                 case _:
                     assert_never(message)

@@ -16,8 +16,21 @@ from typing import assert_never
 
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_server_process import main as api_server_main
-from cluster.channel import Allow, Begin, Channel, Death, Refusal, Serving, Wires
+from cluster.channel import (
+    Allow,
+    Begin,
+    Channel,
+    Death,
+    Part,
+    PartWanted,
+    Refusal,
+    Scrape,
+    Serving,
+    Whole,
+    Wires,
+)
 from cluster.front import OnReady
+from cluster.metrics_hub import MetricsHub
 from cluster.supervisor import Child, Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
@@ -60,6 +73,7 @@ class ApiServers:
         self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
+        self._metrics = MetricsHub(self._channels)
         self._their_ends = [theirs for _, theirs in ends]
 
     # ------------------------------------------------------------------------- what launch asks
@@ -128,9 +142,10 @@ class ApiServers:
         for connection in self._their_ends:
             connection.close()
         self._supervisor.watch()
-        for channel in self._channels:
+        self._metrics.start()
+        for index in range(len(self._channels)):
             threading.Thread(
-                target=self._listen, args=(channel,), name="api-server", daemon=True
+                target=self._listen, args=(index,), name="api-server", daemon=True
             ).start()
 
     def _end_children(self, stop: StopFlag) -> None:
@@ -147,11 +162,12 @@ class ApiServers:
                 self._supervisor.ask()
             time.sleep(_POLL_S)
 
-    def _listen(self, channel: Channel) -> None:
+    def _listen(self, index: int) -> None:
         while True:
             try:
-                message = channel.receive()
+                message = self._channels[index].receive()
             except EOFError:
+                self._metrics.drop(index)
                 return
             match message:
                 case Serving(ready):
@@ -165,7 +181,11 @@ class ApiServers:
                     self._refusal = self._refusal or text
                 case Death(engine_index, cause):
                     self.mark_dead(engine_index, cause)
-                case Wires() | Begin() | Allow():
+                case Scrape(number):
+                    self._metrics.ask(index, number)
+                case Part(families):
+                    self._metrics.take(index, families)
+                case Wires() | Begin() | Allow() | PartWanted() | Whole():
                     raise AssertionError("the command's words came from an API server")
                 case _:
                     assert_never(message)

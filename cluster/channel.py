@@ -1,7 +1,8 @@
 """What the command and its API server processes say to each other, when there are several.
 
-A pair of connected sockets per API server, msgpack on it; bound sockets travel as descriptors. Only
-starting and ending is told here: requests and tokens go by wire 1.
+A pair of connected sockets per API server, msgpack on it; bound sockets travel as descriptors. Here
+starting and ending is told, and metrics when somebody scrapes them: requests and tokens go by
+wire 1.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from api.metric_families import Family
 from engine.bound import BoundSocket, ServerWires
 from engine.config import CoordinatorAddresses
 from engine.curve import CurveKeys
@@ -64,7 +66,32 @@ class Refusal(Message, frozen=True):
     message: str
 
 
-AnyMessage = Wires | Begin | Allow | Death | Serving | Refusal
+class Scrape(Message, frozen=True):
+    """From an API server: somebody wants everybody's metrics."""
+
+    number: int
+    """Counts this API server's scrapes."""
+
+
+class PartWanted(Message, frozen=True):
+    """To an API server: tell your metrics."""
+
+
+class Part(Message, frozen=True):
+    """From an API server: its metrics as they are now. It has been asked, or it ends."""
+
+    families: list[Family]
+
+
+class Whole(Message, frozen=True):
+    """To an API server: the metrics of all, merged."""
+
+    number: int
+    """Of its scrape."""
+    families: list[Family]
+
+
+AnyMessage = Wires | Begin | Allow | Death | Serving | Refusal | Scrape | PartWanted | Part | Whole
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode

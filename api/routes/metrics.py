@@ -11,6 +11,6 @@ def router(service: Service) -> APIRouter:
 
     @routes.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await service.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     return routes
