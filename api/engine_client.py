@@ -84,6 +84,8 @@ class EngineClient:
         """The first cause, once an engine core is gone for good."""
         self.on_stats: Callable[[int, SchedulerStats], None] | None = None
         """Called with each engine core's statistics as they come."""
+        self.on_load: Callable[[int, EngineLoad], None] | None = None
+        """Called with what the coordinator says of each engine core."""
         self.on_death: Callable[[EngineDeadError], None] | None = None
         """Called once, on the event loop, after all calls have been failed."""
         self._doorkeeper = Doorkeeper()
@@ -420,6 +422,8 @@ class EngineClient:
         engine = self._registry.sender(load.engine_index, load.epoch)
         if engine is not None and engine.ready is not None:
             self.balancer.take_report(engine.index, load)
+            if self.on_load is not None:
+                self.on_load(engine.index, load)
 
     def _on_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):

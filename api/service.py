@@ -51,6 +51,7 @@ class Service:
         self._phase: Literal["starting", "serving", "draining"] = "starting"
         self._model: LoadedModel | None = None
         client.on_stats = self.metrics.on_stats
+        client.on_load = self.metrics.on_load
         self.metrics.watch(
             "wire_dropped_messages",
             "Messages from engine cores that were stale or broke the protocol",

@@ -144,10 +144,12 @@ async def ready(client: EngineClient, publisher: Publisher, *loads: EngineLoad) 
 
 def test_reports_reach_the_balancer(tmp_path: Path) -> None:
     """The others' requests are what was published less our own share; a load of an incarnation
-    that is gone, and rubbish, are dropped."""
+    that is gone, and rubbish, are dropped. The metrics hear what the balancer hears."""
     wires = ipc_wires(tmp_path)
+    heard: dict[int, EngineLoad] = {}
 
     async def work(client: EngineClient, publisher: Publisher) -> None:
+        client.on_load = heard.__setitem__
         await ready(client, publisher, load(0), load(1))
         publisher.publish(load(0, num_by_client=(4, 3)), load(1))
         publisher.publish_rubbish()
@@ -159,6 +161,10 @@ def test_reports_reach_the_balancer(tmp_path: Path) -> None:
         assert [each.num_others for each in client.balancer.loads] == [4, 7]
         assert client.num_bad_messages == 2
         assert client.num_stale_messages == 1
+        assert heard == {
+            0: load(0, num_by_client=(4, 3)),
+            1: load(1, num_by_client=(6, 0, 1)),
+        }
 
     with FakeEngine(wires), FakeEngine(wires, index=1), Publisher(tmp_path) as publisher:
         with following(wires, publisher) as client:
