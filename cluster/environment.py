@@ -32,6 +32,9 @@ VARIABLES = {
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the entrypoint of a submitted job, and nowhere else: how we know to be one."""
 
+RAY_STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
+"""How long `ray job stop` lets the entrypoint drain before it kills; 3 s where it is not set."""
+
 _COUNTERPARTS = {
     "VLLM_API_SERVER_COUNT": "--api-server-count",
     "VLLM_CACHE_ROOT": "RAYWIRE_CACHE_DIR",
@@ -65,6 +68,8 @@ class Environment:
     """CUDA_VISIBLE_DEVICES, which CUDA itself obeys; None where it is not set."""
     is_ray_job: bool = False
     """Whether this is the entrypoint of a job submitted to a Ray cluster."""
+    ray_job_stop_wait_s: float = 3.0
+    """Seconds from the stop of that job to its SIGKILL (`ray_job`)."""
 
 
 def read(environ: Mapping[str, str]) -> Environment:
@@ -90,6 +95,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
         cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
         is_ray_job=bool(environ.get(RAY_JOB_VARIABLE)),
+        ray_job_stop_wait_s=get(RAY_STOP_VARIABLE, _seconds, 3.0),
     )
 
 

@@ -32,6 +32,7 @@ from cluster.local_engines import LocalEngines
 from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.ray_engines import RayEngines
+from cluster.ray_job import drain_s, stop_advice
 from cluster.waterfall import Waterfall, process_age_s
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import stop_on_signals
@@ -109,6 +110,8 @@ class _Server:
     def start(self) -> Path:
         """Everything up to the point where engine cores load. Returns the model's folder."""
         warn_about_cores(self._config.topology)
+        if advice := stop_advice(self._config.shutdown_timeout, self._config.environment):
+            logger.warning("%s", advice)
         model = resolve_model(self._config.engine, self._config.environment)
         self._waterfall.mark("resolve")
         # The port is taken long since. Said only now: above an error of the model, the line would
@@ -163,7 +166,7 @@ def _make_front(
 ) -> Front:
     api = ApiConfig(
         served_model_names=config.served_model_name or (config.engine.model,),
-        shutdown_timeout_s=config.shutdown_timeout,
+        shutdown_timeout_s=drain_s(config.shutdown_timeout, config.environment),
         start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
         chat_template=config.chat_template,
