@@ -381,9 +381,13 @@ class RayEngines:
         with contextlib.ExitStack() as ending:
             ending.callback(self._starting.release)
             if self._session is not None:
-                ending.callback(self._session.close)
+                ending.callback(self._disconnect)
                 ending.callback(self._give_back)
                 self._end_actors(patience_s, is_urgent)
+
+    def _disconnect(self) -> None:
+        self._connected.close()
+        self._session = None  # any further call would make Ray connect again
 
     def _end_actors(self, patience_s: float, is_urgent: Callable[[], bool]) -> None:
         ray = self._connected.ray
@@ -401,7 +405,6 @@ class RayEngines:
             ray.wait(calls, num_returns=len(calls), timeout=_KILL_S)
         if self._watcher is not None:
             self._watcher.join(_KILL_S)
-        self._engines, self._coordinator = list(self._engines), None
 
     def _actors(self) -> list[_Actor]:
         coordinator = [] if self._coordinator is None else [self._coordinator]
@@ -486,6 +489,7 @@ def _on_node(config: EngineConfig, num_local_engines: int) -> EngineConfig:
 
 
 _DEATH = re.compile(r"The actor is dead because (?:its )?(.*)", re.DOTALL)
+_DETAIL = re.compile(r"\.?\s*Worker exit type: (\S+)\s+Worker exit detail: ", re.DOTALL)
 _ADVICE = re.compile(r"\s*(Some common causes include|To troubleshoot).*", re.DOTALL)
 
 
@@ -493,7 +497,8 @@ def summarize(error: BaseException) -> str:
     """What an operator needs of Ray's account of a death: one line. Pure."""
     text = str(error)
     if death := _DEATH.search(text):
-        return " ".join(_ADVICE.sub("", death[1]).split())[:500]
+        told = _DETAIL.sub(r" (\1): ", _ADVICE.sub("", death[1]))
+        return f"died: {' '.join(told.split())}"[:500]
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1].strip() if lines else ""  # of a traceback, as RayTaskError has it
-    return f"{type(error).__name__}: {last}"[:500]
+    return f"failed: {type(error).__name__}: {last}"[:500]
