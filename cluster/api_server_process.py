@@ -114,7 +114,9 @@ class _Command:
             match message:
                 case Wires():
                     self._client.bind(self.channel.receive_wires(message))
-                case Begin():
+                case Begin(_, coordinator):
+                    if coordinator is not None:
+                        self._client.follow(coordinator)
                     self._begin = message
                     self._has_begun.set()
                 case Allow(public_keys):

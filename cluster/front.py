@@ -102,7 +102,8 @@ class OwnApiServer:
         self._client.bind(own)
 
     def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
-        pass
+        if coordinator is not None:
+            self._client.follow(coordinator)
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
         self._client.allow(public_keys)
