@@ -20,7 +20,6 @@ cause is in the log), and death by the stop signal where that ended it.
 
 import contextlib
 import logging
-import os
 import queue
 import signal
 import sys
@@ -64,7 +63,7 @@ def main(
         start_executor, interrupted_by=lifecycle.STOP_SIGNAL
     )
     if exit_code == -lifecycle.STOP_SIGNAL:
-        _die_of(lifecycle.STOP_SIGNAL)
+        lifecycle.die_of(lifecycle.STOP_SIGNAL)
     sys.exit(exit_code)
 
 
@@ -253,9 +252,3 @@ def _links(wire: WireConfig, keys: CurveKeys | None) -> list[CurveLink]:
     assert keys is not None, "encrypted wires need keys"
     assert len(wire.curve.server_public_keys) == len(wire.request_addresses)
     return [CurveLink(keys, public) for public in wire.curve.server_public_keys]
-
-
-def _die_of(signum: signal.Signals) -> None:
-    """End by the signal that stopped us: the parent sees it, and knows whether it was its own."""
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
