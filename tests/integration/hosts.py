@@ -8,7 +8,7 @@
                         |             |
                       port1         port2       `cut` takes a port down
                         |             |
-        host1:  eth0 10.77.0.1     eth0 10.77.0.2  :host2        also fd00::1, fd00::2
+        node1:  eth0 10.77.0.1     eth0 10.77.0.2  :node2        also fd00::1, fd00::2
 
 A host is a process, its PID 1 (`tests/helpers/host_init.py`), in namespaces of its own: network,
 mounts (with a /dev/shm of limited size and an empty temporary folder), processes, host name, System
@@ -21,6 +21,7 @@ that is killed leaves nothing either.
 import contextlib
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,8 @@ class Connection:
     local: tuple[str, int]
     peer: tuple[str, int]
     pid: int
+    num_bytes: int
+    """Sent and received so far."""
 
 
 class Namespaces:
@@ -112,10 +115,13 @@ class Namespaces:
 class Host:
     """One host. Made by `hosts`."""
 
-    def __init__(self, namespaces: Namespaces, switch: Namespaces, number: int, tmp: Path) -> None:
+    def __init__(
+        self, namespaces: Namespaces, switch: Namespaces, number: int, tmp: Path, *, is_ipv6: bool
+    ) -> None:
         self.name = namespaces.name
-        self.address = f"10.77.0.{number}"
+        self.address4 = f"10.77.0.{number}"
         self.address6 = f"fd00::{number}"
+        self.address = self.address6 if is_ipv6 else self.address4
         self.tmp = tmp
         """Its temporary folder. Other hosts have another one under the same name."""
 
@@ -132,7 +138,7 @@ class Host:
         )
         self._namespaces.ip(
             "link set lo up",  # without it Ray's health checks of itself fail
-            f"addr add {self.address}/24 dev eth0",
+            f"addr add {self.address4}/24 dev eth0",
             f"addr add {self.address6}/64 dev eth0 nodad",
             "link set eth0 up",
             "route add default via 10.77.0.254",  # nobody: but some find "my address" by a route
@@ -221,8 +227,8 @@ class Host:
     def listening(self) -> list[Listener]:
         """The TCP sockets that somebody else than the host itself can connect to."""
         found = []
-        for line in self._sockets("-l"):
-            address, port = _endpoint(line[3])
+        for line in self._sockets("state", "listening"):
+            address, port = _endpoint(line[2])
             if not address.startswith("127.") and address != "::1":
                 found += [Listener(address, port, pid) for pid in _pids(line)]
         return found
@@ -230,15 +236,15 @@ class Host:
     def connections(self) -> list[Connection]:
         """Established TCP connections over the network, at this end."""
         return [
-            Connection(_endpoint(line[2]), _endpoint(line[3]), pid)
-            for line in self._sockets("state", "established")
+            Connection(_endpoint(line[2]), _endpoint(line[3]), pid, _num_bytes(line[-1]))
+            for line in self._sockets("-iO", "state", "established")
             if not line[2].startswith(("127.", "[::1]"))
             for pid in _pids(line)
         ]
 
     def _sockets(self, *which: str) -> list[list[str]]:
         listing = self.run("ss", "-Htnp", *which).stdout
-        return [line.split(None, 5) for line in listing.splitlines()]
+        return [line.split(None, 4) for line in listing.splitlines()]
 
     def shm_segments(self) -> list[str]:
         """The files in its /dev/shm."""
@@ -271,15 +277,20 @@ def _pids(line: Sequence[str]) -> set[int]:
     return {int(part.partition(",")[0]) for part in line[-1].split("pid=")[1:]}
 
 
+def _num_bytes(text: str) -> int:
+    return sum(map(int, re.findall(r"bytes_(?:acked|received):(\d+)", text)))
+
+
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts, connected with each other and nothing else. They end with the block.
+def hosts(count: int, *, is_ipv6: bool = False) -> Iterator[list[Host]]:
+    """So many hosts, connected with each other and nothing else. They end with the block. With
+    `is_ipv6`, their IPv6 address is `address`.
 
     The test is skipped where the machine does not allow namespaces, and fails there if
     RAYWIRE_REQUIRE_HOSTS is 1.
     """
     skip_where_refused()
-    names = [f"host{number}" for number in range(1, count + 1)]
+    names = [f"node{number}" for number in range(1, count + 1)]
     etc_hosts = "127.0.0.1 localhost\n" + "".join(
         f"10.77.0.{number} {name}\n" for number, name in enumerate(names, 1)
     )
@@ -291,7 +302,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         found = []
         for number, name in enumerate(names, 1):
             namespaces = Namespaces(name, Path(folder), etc_hosts)
-            found.append(Host(namespaces, switch, number, Path(folder)))
+            found.append(Host(namespaces, switch, number, Path(folder), is_ipv6=is_ipv6))
             stack.callback(found[-1].crash)
             found[-1].plug_in()
         yield found

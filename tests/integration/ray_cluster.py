@@ -10,18 +10,22 @@ with `ray` is done with `ray` here; what a test only wants to know is asked of t
 since every call of the command costs seconds.
 """
 
+import contextlib
 import itertools
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
 from tests.helpers.server import wait_for
-from tests.integration.hosts import Host
+from tests.integration.hosts import Host, HostProcess
+
+OURS = re.compile(r"RAYWIRE::|ray::(EngineCore|DPCoordinator)")
+"""Titles of our processes."""
 
 WORKER_PORTS = range(20000, 21000)
 """Where Ray's own listeners in drivers and actors are."""
@@ -140,6 +144,37 @@ class Job:
     def stop(self) -> str:
         """`ray job stop`, which waits for the end; returns what it said."""
         return self._cluster.ray("job", "stop", self.id)
+
+
+class ClusterServer:
+    """A server that runs as a job on the head. Ask it in the head's `network()`."""
+
+    def __init__(self, cluster: RayCluster, job: Job, port: int) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.port = port
+        self.url = f"http://{_bracketed(cluster.head.address)}:{port}"
+
+    def http(self) -> httpx.Client:
+        """A client of this server; close it."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def processes(self, host: Host) -> list[HostProcess]:
+        """Those of the formula, as the README counts them."""
+        return [process for process in host.processes() if OURS.match(process.args)]
+
+
+@contextlib.contextmanager
+def serving(cluster: RayCluster, model: str, *flags: str, port: int) -> Iterator[ClusterServer]:
+    """A server of `model` under the name `m`, ready; stopped with the block."""
+    name_and_port = ("--served-model-name", "m", "--port", str(port))
+    job = cluster.submit("serve", model, *name_and_port, *flags)
+    try:
+        job.wait_for_log(r"ready total=")
+        yield ClusterServer(cluster, job, port)
+    finally:
+        if job.status not in _FINAL:
+            job.stop()
 
 
 def ray_cluster(

@@ -34,9 +34,9 @@ def test_hosts_have_names_addresses_and_processes_of_their_own(
     assert two.processes() == []
     one.run("kill", str(one.processes()[0].pid))
     assert sleeper.wait(5) != 0
-    assert [host.run("hostname").stdout.strip() for host in two_hosts] == ["host1", "host2"]
+    assert [host.run("hostname").stdout.strip() for host in two_hosts] == ["node1", "node2"]
     assert one.run("pwd").stdout.strip() == str(ROOT)
-    assert one.run("getent", "hosts", "host2").stdout.split() == [two.address, "host2"]
+    assert one.run("getent", "hosts", "node2").stdout.split() == [two.address, "node2"]
 
 
 def test_memory_and_temporary_files_are_a_hosts_own(two_hosts: tuple[Host, Host]) -> None:
