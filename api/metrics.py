@@ -98,6 +98,7 @@ class Metrics:
         self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self.registry)
         self._families = _Families(self.registry)
+        self._is_over = False
         self._engines = [
             EngineMetrics(self._families, model_name, first_rank + index)
             for index in range(num_engines)
@@ -121,10 +122,12 @@ class Metrics:
     def on_load(self, engine_index: int, load: EngineLoad) -> None:
         """Take over what the coordinator says of an engine core: it may be busy with the requests
         of other API servers only."""
-        self._engines[engine_index].on_load(load)
+        if not self._is_over:  # the coordinator may not have heard of the end
+            self._engines[engine_index].on_load(load)
 
     def on_death(self) -> None:
         """Nothing runs or waits on engine cores that are gone."""
+        self._is_over = True
         for engine in self._engines:
             engine.on_load(SchedulerStats(0, 0, 0.0))
 

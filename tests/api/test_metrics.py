@@ -9,6 +9,7 @@ from engine.codec import pack_tokens
 from engine.wire import (
     EngineCoreEvent,
     EngineCoreOutput,
+    EngineLoad,
     EventKind,
     OutputDetails,
     PrefillStats,
@@ -108,11 +109,13 @@ def test_counters_survive_a_new_incarnation_of_a_core() -> None:
 
 
 def test_gauges_of_dead_cores_are_zero() -> None:
-    """Nothing runs on an engine core that is gone; what was counted stays."""
+    """Nothing runs on an engine core that is gone, whatever the coordinator still says; what was
+    counted stays."""
     metrics = Metrics("m", num_engines=1)
     metrics.on_stats(0, SchedulerStats(3, 4, 0.5, num_preemptions=2))
 
     metrics.on_death()
+    metrics.on_load(0, EngineLoad(0, 0, 4, 3, 0.5))
 
     assert value(metrics, f"raywire:num_requests_running{LABELS}") == 0
     assert value(metrics, f"raywire:num_requests_waiting{LABELS}") == 0
