@@ -86,8 +86,9 @@ class EngineClient:
         """Called with each engine core's statistics as they come."""
         self.on_load: Callable[[int, EngineLoad], None] | None = None
         """Called with what the coordinator says of each engine core."""
-        self.on_death: Callable[[EngineDeadError], None] | None = None
-        """Called once, on the event loop, after all calls have been failed."""
+        self.on_death: Callable[[EngineDeadError, bool], None] | None = None
+        """Called once, on the event loop, after all calls have been failed. The second argument:
+        whether nobody else has seen it, so that its cause has yet to be logged as the first."""
         self._doorkeeper = Doorkeeper()
         self._client_index = client_index
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
@@ -450,14 +451,14 @@ class EngineClient:
             engine.state = "hung" if engine.state == "hung" else "dead"
             self.balancer.mark_down(engine_index)
         self.death = EngineDeadError(engine_index, cause)
-        if is_first:
+        if self.on_death is None and is_first:
             logger.error("first cause: engine core %s: %s", engine_index, cause)
         else:
             logger.warning("stopping: %s", self.death)
         self._fail_all(self.death)
         self._starting.set()
         if self.on_death is not None:
-            self.on_death(self.death)
+            self.on_death(self.death, is_first)
 
     def _fail_all(self, error: RaywireError) -> None:
         streams, self._streams = self._streams, {}

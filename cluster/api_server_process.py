@@ -121,7 +121,7 @@ class _Command:
                     self._has_begun.set()
                 case Allow(public_keys):
                     self._client.allow(public_keys)
-                case Death(engine_index, cause):
+                case Death(engine_index, cause, _):
                     self._client.mark_dead(engine_index, cause)
                 case PartWanted():
                     self.metrics.on_part_wanted()
@@ -132,5 +132,6 @@ class _Command:
                 case _:
                     assert_never(message)
 
-    def _on_death(self, death: EngineDeadError) -> None:
-        self.channel.send(Death(death.engine_index, death.cause))
+    def _on_death(self, death: EngineDeadError, is_first: bool) -> None:
+        # All API servers see the same silence; the command, which hears of it from each, logs it.
+        self.channel.send(Death(death.engine_index, death.cause, is_first))

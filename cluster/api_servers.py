@@ -106,11 +106,13 @@ class ApiServers:
         for channel in self._channels:
             channel.send(Allow(list(public_keys)))
 
-    def mark_dead(self, engine_index: int | None, cause: str) -> None:
+    def mark_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
         with self._lock:
             if self.death is not None:
                 return
             self.death = EngineDeadError(engine_index, cause)
+        if is_first:
+            logger.error("first cause: engine core %s: %s", engine_index, cause)
         for channel in self._channels:
             channel.send(Death(engine_index, cause))
 
@@ -179,8 +181,8 @@ class ApiServers:
                         self._on_ready(ready)
                 case Refusal(text):
                     self._refusal = self._refusal or text
-                case Death(engine_index, cause):
-                    self.mark_dead(engine_index, cause)
+                case Death(engine_index, cause, is_first):
+                    self.mark_dead(engine_index, cause, is_first)
                 case Scrape(number):
                     self._metrics.ask(index, number)
                 case Part(families):

@@ -52,6 +52,8 @@ class Death(Message, frozen=True):
     engine_index: int | None
     """None: no engine core, but an API server or the coordinator."""
     cause: str
+    is_first: bool = False
+    """From an API server: it is the first to see it, and has left the logging to the command."""
 
 
 class Serving(Message, frozen=True):

@@ -57,7 +57,8 @@ def main(
     name = f"EngineCore_DP{config.parallel.data_parallel_rank}"
     lifecycle.set_title(name)
     log.configure(name, config.log_level)
-    lifecycle.die_with_parent(at_once=False)
+    is_first = config.parallel.data_parallel_rank == config.parallel.data_parallel_start_rank
+    lifecycle.die_with_parent(at_once=False, is_first_to_know=is_first)
     lifecycle.leave_stopping_to_parent()
     exit_code = EngineProcess(config, keys).run(
         start_executor, interrupted_by=lifecycle.STOP_SIGNAL
@@ -83,7 +84,7 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, keys: CurveKeys | None = None) -> None:
         self._config = config
         self._links = _links(config.wire, keys)
-        self._engine_index = config.parallel.data_parallel_rank
+        self._engine_index = config.parallel.engine_index
         self._inbox: Inbox = queue.SimpleQueue()
         self._aborts: AbortQueue = queue.SimpleQueue()
         self._dropped = DropCounter()

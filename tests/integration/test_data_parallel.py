@@ -133,6 +133,18 @@ def test_a_death_ends_all(slow_model: Path, title: str, words: tuple[str, ...]) 
 
 
 @pytest.mark.slow
+def test_a_hung_rank_is_reported_once(slow_model: Path) -> None:
+    """Every API server sees its silence; the first cause is one line all the same."""
+    with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
+        os.kill(server.raywire_processes()["RAYWIRE::EngineCore_DP1"].pid, signal.SIGSTOP)
+        assert server.wait(40) == 1
+        causes = re.findall(r"^ERROR .*first cause:.*$", server.log, re.MULTILINE)
+        assert len(causes) == 1, server.log
+        assert "engine core 1: hung: no heartbeat" in causes[0]
+        server.assert_gone()
+
+
+@pytest.mark.slow
 def test_death_of_the_command(slow_model: Path) -> None:
     """SIGKILL of the supervisor: nothing survives it, and one child says why."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
