@@ -39,6 +39,9 @@ of which takes a place in a step."""
 WAITING_TOKENS = 512
 """And one that waits, beside that: its prompt goes first."""
 
+HOME_TOKENS = 128
+"""Prompts that begin alike for so long begin at one rank: shorter ones have little to gain."""
+
 MAX_SESSIONS = 1 << 15
 """Sessions remembered. The least recently used go first."""
 
@@ -189,7 +192,7 @@ class LoadBalancer:
             InvalidRequestError: there is no such rank.
             UnavailableError: it is not up, or none is.
         """
-        up = self._candidates(pinned_rank)
+        up = self._candidates(pinned_rank, self._begins_at(prompt_token_ids))
         keys, matches = self._match(prompt_token_ids, salt)
         served = None if session is None else self._rank_of_session(session)
         rank = self._cheapest(up, matches.num_tokens, served)
@@ -215,11 +218,21 @@ class LoadBalancer:
         if self._prefixes is not None and 2 * num_cached_tokens < route.matched_tokens:
             self._prefixes.doubt(route.rank, route.claimed_at)
 
-    def _candidates(self, pinned_rank: int | None) -> list[int]:
+    def _begins_at(self, token_ids: Array | None) -> int:
+        """The rank that a prompt is given to if all are equally busy and hold as much of it.
+
+        A long one always begins with the same: so all API servers, which do not know each other's
+        prompts, send those that begin alike to one rank as long as nothing speaks against it.
+        """
+        if token_ids is None or len(token_ids) < HOME_TOKENS:
+            return self._first
+        return crc32(token_ids[:HOME_TOKENS].tobytes()) % len(self.loads)
+
+    def _candidates(self, pinned_rank: int | None, begins_at: int) -> list[int]:
         num_ranks = len(self.loads)
         if pinned_rank is None:
-            # Those whose turn it is come first: of equals the first one is taken.
-            order = (*range(self._first, num_ranks), *range(self._first))
+            # Of equals the first one is taken.
+            order = (*range(begins_at, num_ranks), *range(begins_at))
             if up := [rank for rank in order if self.loads[rank].is_up]:
                 return up
             raise UnavailableError("no engine core is ready")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.load_balancer import LoadBalancer, Route
+from api.load_balancer import HOME_TOKENS, LoadBalancer, Route
 from engine.codec import Array
 from engine.errors import InvalidRequestError, UnavailableError
 from engine.wire import EngineLoad, SchedulerStats
@@ -182,6 +182,22 @@ def test_prompt_goes_where_its_prefix_is() -> None:
     assert (again.rank, again.rule, again.num_queued) == (first.rank, "prefix", 1)
     # Of 640 tokens the last is always computed, so of 40 blocks 39 can be found.
     assert again.matched_blocks == 39
+
+
+def test_long_prompts_that_begin_alike_begin_at_one_rank_everywhere() -> None:
+    """API servers do not know each other's prompts; idle ranks get them by what they begin with."""
+    homes = []
+    for seed in range(40):
+        begin = prompt(seed, HOME_TOKENS)
+        ranks = {
+            choose(
+                make_balancer(client_index=index), np.concatenate([begin, prompt(index, 50)])
+            ).rank
+            for index in range(4)
+        }
+        assert len(ranks) == 1
+        homes += ranks
+    assert min(homes.count(rank) for rank in range(3)) > 4
 
 
 def test_busy_rank_is_not_worth_a_short_prefix() -> None:
