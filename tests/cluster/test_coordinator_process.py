@@ -1,5 +1,6 @@
 """The coordinator over real sockets: as a child process, and as the class that an actor wraps."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from api.engine_client import EngineClient
 from cluster.coordinator_process import CoordinatorServer
 from engine.bound import CoordinatorWires, bind_tcp
 from engine.curve import CurveKeys
@@ -25,6 +27,10 @@ from tests.helpers.coordinator_process import (
     ipc_wires,
     run_coordinator,
 )
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.wires import tcp_wires
+
+TIMEOUT_S = 20.0
 
 DOOMED_PARENT = """
 import pathlib, sys, time
@@ -192,15 +198,18 @@ def serving(wires: CoordinatorWires) -> Iterator[CoordinatorServer]:
         server.stop()  # once more does no harm
 
 
-def test_over_tcp_it_hears_those_only_whose_keys_were_allowed() -> None:
-    """A stranger gets no report and is not heard, an API server and a rank with listed keys are."""
-    host = "127.0.0.1"
-    wires = CoordinatorWires(
+def encrypted_wires(host: str = "127.0.0.1") -> CoordinatorWires:
+    return CoordinatorWires(
         request=bind_tcp(host),
         output=bind_tcp(host),
         publish=bind_tcp(host),
         keys=CurveKeys.generate(),
     )
+
+
+def test_over_tcp_it_hears_those_only_whose_keys_were_allowed() -> None:
+    """A stranger gets no report and is not heard, an API server and a rank with listed keys are."""
+    wires = encrypted_wires()
     ours = CurveKeys.generate()
     with serving(wires) as server:
         server.allow([ours.public])
@@ -211,6 +220,26 @@ def test_over_tcp_it_hears_those_only_whose_keys_were_allowed() -> None:
                 peers.load(1, 4)
                 assert len(peers.wait_for_running(4).loads) == 1
             assert not strangers.hears_reports(0.0)
+
+
+def test_an_api_server_follows_it_over_tcp() -> None:
+    """With the keys of its own wires, and whom to expect there from the addresses."""
+    wires, own, rank = encrypted_wires(), tcp_wires(), CurveKeys.generate()
+    assert own.public_key is not None
+
+    client = EngineClient(1)
+    client.bind(own)
+    client.allow([rank.public])
+    with serving(wires) as server, FakeEngine(own, keys=rank):
+        server.allow([rank.public, own.public_key])
+        client.follow(wires.addresses)
+        with Peers(wires.addresses, rank) as peers:
+            peers.ready(0)
+            peers.load(0, 4)
+            try:
+                asyncio.run(client.wait_ready(TIMEOUT_S))
+            finally:
+                client.close()
 
 
 def test_it_can_be_stopped_before_it_runs() -> None:
