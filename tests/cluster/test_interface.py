@@ -13,9 +13,9 @@ _OF_A_SERVER = """
     --data-parallel-start-rank --device --dtype --enable-chunked-prefill
     --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
     --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
-    --no-data-parallel-hybrid-lb --no-enable-chunked-prefill --no-enable-prefix-caching --num-gpu-blocks-override
-    --pipeline-parallel-size --placement-timeout --port --ray-address --scheduling-policy --seed
-    --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
+    --no-data-parallel-hybrid-lb --no-enable-chunked-prefill --no-enable-prefix-caching
+    --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
+    --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
     --wire-port-range -dp -pp -tp
 """
 
