@@ -15,8 +15,8 @@ _OF_A_SERVER = """
     --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
     --no-data-parallel-hybrid-lb --no-enable-chunked-prefill --no-enable-prefix-caching
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
-    --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
-    --wire-port-range -dp -pp -tp
+    --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout
+    --tensor-parallel-size --wire-port-range -dp -pp -tp
 """
 
 FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
