@@ -12,7 +12,7 @@ import pytest
 from cluster.plan import Topology
 from tests.helpers.scripted_models import make_slow_model
 from tests.helpers.server import Server, running_server, wait_for
-from tests.helpers.streams import BackgroundStream, completion_body
+from tests.helpers.streams import BackgroundStream, completion_body, metric
 from tests.helpers.tiny_models import tiny_model
 
 END_S = 5.0
@@ -56,6 +56,20 @@ def test_requests_are_spread_over_ranks_and_api_servers(server: Server) -> None:
     assert {each["rank"] for each in routes} == {"0", "1"}
     api_servers = set(re.findall(r"(APIServer_\d) pid=\d+ api.edge\] \"POST", server.log))
     assert api_servers == {"APIServer_0", "APIServer_1"}
+
+
+def test_metrics_are_whole_whoever_is_scraped(server: Server) -> None:
+    """All requests are in every answer, whichever API server has served them; more of it in
+    `test_metrics.py`."""
+
+    def count() -> float:
+        name = "raywire:e2e_request_latency_seconds_count"
+        return sum(metric(server, name, engine=rank) for rank in ("0", "1"))
+
+    before = count()
+    for _ in range(8):
+        route(server)
+    assert {count() for _ in range(6)} == {before + 8}
 
 
 def test_a_client_can_choose_the_rank(server: Server) -> None:
