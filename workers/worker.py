@@ -258,8 +258,8 @@ def _choose_device(config: EngineConfig, rank: int) -> torch.device:
     index = config.executor.first_device + rank
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"worker {rank} of engine {config.parallel.data_parallel_rank} needs CUDA device {index}, and"
-            f" there are {torch.cuda.device_count()}"
+            f"worker {rank} of engine {config.parallel.data_parallel_rank} needs CUDA device"
+            f" {index}, and there are {torch.cuda.device_count()}"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

@@ -186,7 +186,7 @@ def test_prompt_goes_where_its_prefix_is() -> None:
 
 def test_long_prompts_that_begin_alike_begin_at_one_rank_everywhere() -> None:
     """API servers do not know each other's prompts; idle ranks get them by what they begin with."""
-    homes = []
+    homes: list[int] = []
     for seed in range(40):
         begin = prompt(seed, HOME_TOKENS)
         ranks = {
@@ -196,7 +196,7 @@ def test_long_prompts_that_begin_alike_begin_at_one_rank_everywhere() -> None:
             for index in range(4)
         }
         assert len(ranks) == 1
-        homes += ranks
+        homes.extend(ranks)
     assert min(homes.count(rank) for rank in range(3)) > 4
 
 

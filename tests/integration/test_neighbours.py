@@ -95,7 +95,10 @@ def test_preempted_requests_are_measured(server: Server) -> None:
 
 def test_repetition_ends_a_request(server: Server) -> None:
     """Who asks for it is stopped after the fourth `abc`, with a finish reason that says why."""
-    asked = {"repetition_detection": {"max_pattern_size": 3, "min_count": 4}, "max_tokens": 40}
+    asked: dict[str, Any] = {
+        "repetition_detection": {"max_pattern_size": 3, "min_count": 4},
+        "max_tokens": 40,
+    }
     stream = BackgroundStream(server, **asked)
     with server.http() as client:
         answer = client.post("/v1/completions", json=completion_body(**asked)).json()
