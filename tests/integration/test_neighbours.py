@@ -4,6 +4,7 @@ of them, and that none of it changes another's stream."""
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
