@@ -1,4 +1,4 @@
-# What a user and a developer need: make demo, make test, make test-slow, make bench, make lint.
+# What a user and a developer need; `make help` says it.
 # Everything happens in .venv. `make PYTHON=python3.12 …` uses another interpreter.
 
 PYTHON ?= python3
@@ -7,16 +7,17 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-gpu lint bench clean
+.PHONY: help demo demo-cluster test test-slow test-gpu lint bench clean
 
 help:
-	@echo 'make demo       serve a small real model here and show a streamed answer (PORT=8000)'
-	@echo 'make test       linters, types, layers and the tests; under ten minutes on two cores'
-	@echo 'make test-slow  what takes minutes: clients, faults, hosts, fuzzing'
-	@echo 'make lint       only the first part of make test'
-	@echo 'make test-gpu   what only a CUDA device can prove'
-	@echo 'make bench      throughput, start-up and memory, beside vLLM where it is installed'
-	@echo 'make clean      remove .venv and what the tools have cached'
+	@echo 'make demo          serve a small real model here and show a streamed answer (PORT=8000)'
+	@echo 'make demo-cluster  the same as a job on a Ray cluster of this machine, with two ranks'
+	@echo 'make test          linters, types, layers and the tests; under ten minutes on two cores'
+	@echo 'make test-slow     what takes minutes: clients, faults, hosts, fuzzing'
+	@echo 'make lint          only the first part of make test'
+	@echo 'make test-gpu      what only a CUDA device can prove'
+	@echo 'make bench         throughput, start-up and memory, beside vLLM where it is installed'
+	@echo 'make clean         remove .venv and what the tools have cached'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +35,9 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m cluster.demo --port $(PORT) --log $(VENV)/demo.log
+
+demo-cluster: $(VENV)/demo.stamp
+	@$(BIN)/python -m cluster.demo_cluster --port $(PORT) --log $(VENV)/demo-cluster.log
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
