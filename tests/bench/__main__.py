@@ -1,6 +1,8 @@
-"""`make bench`: throughput, start-up, memory and idle load, with vLLM's CPU build beside it.
+"""`make bench`: throughput, start-up, memory and idle load, with vLLM's CPU build beside it; then
+what several ranks behind one endpoint give, and what the wires cost.
 
     python -m tests.bench                              only us
+    python -m tests.bench --only dp                    several ranks, and the wires
     python -m tests.bench --vllm-python VENV/bin/python [--vllm-env KEY=VALUE …]
     python -m tests.bench --write docs/performance.md  put the figures there
 
@@ -17,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,6 +29,8 @@ from cluster.model_source import resolve
 from tests.bench import machine, server_run
 from tests.bench.http_load import Workload
 from tests.bench.report import EngineResult, Report, write_into
+from tests.bench.scale import STEP_S, ScaleSettings, measure_all
+from tests.bench.scale_report import ScaleReport
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 3600
@@ -58,7 +63,12 @@ class Engine:
 @click.option("--prompt-tokens", default=128, show_default=True)
 @click.option("--output-tokens", default=64, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="The median counts.")
-@click.option("--only", type=click.Choice(["offline", "server"]), help="One half of it.")
+@click.option("--only", type=click.Choice(["offline", "server", "dp"]), help="One part of it.")
+@click.option("--ranks", default="1,2,4,8", show_default=True, help="Data-parallel sizes.")
+@click.option("--streams-per-rank", default=8, show_default=True, help="Of dp's load.")
+@click.option("--window", default=6.0, show_default=True, help="Seconds of dp's load.")
+@click.option("--rounds", default=1000, show_default=True, help="Of dp's single requests.")
+@click.option("--ray", "with_ray", is_flag=True, help="In dp: start a server on Ray, too.")
 @click.option("--vllm-python", type=click.Path(exists=True), help="Python with vLLM's CPU build.")
 @click.option("--vllm-env", multiple=True, metavar="KEY=VALUE", help="For vLLM; may be repeated.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Folder for logs and raw figures.")
@@ -70,6 +80,11 @@ def main(
     output_tokens: int,
     repeats: int,
     only: str | None,
+    ranks: str,
+    streams_per_rank: int,
+    window: float,
+    rounds: int,
+    with_ray: bool,
     vllm_python: str | None,
     vllm_env: Sequence[str],
     logs: Path | None,
@@ -77,35 +92,75 @@ def main(
 ) -> None:
     logs = (logs or Path(tempfile.mkdtemp(prefix="raywire-bench-"))).absolute()
     logs.mkdir(exist_ok=True)
-    settings = Settings(
-        folder=resolve(model, cache_dir=environment.read(os.environ).cache_dir),
-        batches=[int(size) for size in batches.split(",")],
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        repeats=repeats,
-        logs=logs,
-    )
     click.echo(f"logs are in {logs}", err=True)
+    reports = []
+    if only != "dp":
+        settings = Settings(
+            folder=resolve(model, cache_dir=environment.read(os.environ).cache_dir),
+            batches=_numbers(batches),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            repeats=repeats,
+            logs=logs,
+        )
+        reports.append(_compare(model, settings, only, _engines(vllm_python, vllm_env)))
+    if only in (None, "dp"):
+        ours, *_ = _engines(None, ())
+        reports.append(
+            _scale(
+                ScaleSettings(
+                    ranks=_numbers(ranks),
+                    streams_per_rank=streams_per_rank,
+                    window_s=window,
+                    rounds=rounds,
+                    with_ray=with_ray,
+                    environ=ours.environ,
+                    logs=logs,
+                ),
+                ours,
+            )
+        )
+    for report in reports:
+        click.echo(report)
+        if write is not None:
+            write_into(write, report)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _compare(model: str, settings: Settings, only: str | None, engines: Sequence[Engine]) -> str:
+    """One engine after the other."""
     results = []
-    for engine in _engines(vllm_python, vllm_env):
+    for engine in engines:
         result = EngineResult(engine.name, _version(engine))
         if only != "server":
             _measure_offline(engine, settings, result)
         if only != "offline":
             _measure_server(engine, settings, result)
         results.append(result)
-    report = Report(
+    return Report(
         command=_command(sys.argv[1:]),
         date=datetime.date.today().isoformat(),
         machine=machine.describe(),
         model=Path(model).name if os.path.isabs(model) else model,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+        prompt_tokens=settings.prompt_tokens,
+        output_tokens=settings.output_tokens,
         engines=results,
     ).markdown()
-    click.echo(report)
-    if write is not None:
-        write_into(write, report)
+
+
+def _scale(settings: ScaleSettings, ours: Engine) -> str:
+    """Several ranks, and what lies between them and the client."""
+    return ScaleReport(
+        command=_command(sys.argv[1:]),
+        date=datetime.date.today().isoformat(),
+        machine=machine.describe(),
+        version=_version(ours),
+        step_s=STEP_S,
+        figures=measure_all(settings, partial(click.echo, err=True)),
+    ).markdown()
 
 
 def _engines(vllm_python: str | None, vllm_env: Sequence[str]) -> list[Engine]:

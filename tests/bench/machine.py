@@ -1,5 +1,6 @@
 """The machine under a benchmark: what it is, what it does beside us, what our processes take."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -38,7 +39,7 @@ class Load:
 def watch() -> Iterator[Load]:
     """Fill in a `Load` when the block ends. What runs in it must have ended by then."""
     load = Load()
-    began, busy_before, ours_before = time.monotonic(), _busy_s(), _our_cpu_s()
+    began, busy_before, ours_before = time.monotonic(), busy_s(), _our_cpu_s()
     try:
         yield load
     finally:
@@ -46,10 +47,11 @@ def watch() -> Iterator[Load]:
         capacity = max(load.wall_s * (os.cpu_count() or 1), 1e-9)
         ours = _our_cpu_s() - ours_before
         load.ours = ours / capacity
-        load.others = max(0.0, _busy_s() - busy_before - ours) / capacity
+        load.others = max(0.0, busy_s() - busy_before - ours) / capacity
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
+    """Seconds that all cores together have worked, for whomever, since the machine started."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
@@ -65,6 +67,17 @@ class ProcessMemory:
     pss_mib: float
     """Private memory, and its share of what it shares with others: the sum over processes is what
     they take together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has had of the cores so far, and what it has missed."""
+
+    title: str
+    cpu_s: float
+    """On a core, all its threads together."""
+    wait_s: float
+    """Ready to run, while others had the cores."""
 
 
 @dataclass(slots=True)
@@ -97,6 +110,22 @@ class Tree:
                 continue
             total += times.user + times.system
         return total
+
+    def usages(self) -> dict[int, Usage]:
+        """By pid."""
+        return {process.pid: usage(process) for process in self.processes()}
+
+
+def usage(process: psutil.Process) -> Usage:
+    """What one process has had so far. From the scheduler's own accounts, to the nanosecond:
+    /proc/PID/stat has hundredths."""
+    cpu_ns = wait_ns = 0
+    for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            ran, waited, _ = account.read_text(encoding="ascii").split()
+            cpu_ns += int(ran)
+            wait_ns += int(waited)
+    return Usage(_title(process), cpu_ns / 1e9, wait_ns / 1e9)
 
 
 def _title(process: psutil.Process) -> str:

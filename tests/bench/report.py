@@ -1,6 +1,6 @@
 """Results as Markdown: ours, the peer's, and the ratio of the two."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,11 +106,7 @@ class Report:
         if not rows:
             return
         columns = [title, *(engine.name for engine in self.engines), "ratio"][: len(rows[0])]
-        yield _row(columns)
-        yield _row(["---", *["---:"] * (len(columns) - 1)])
-        for row in rows:
-            yield _row(row)
-        yield ""
+        yield from table(columns, rows)
 
     def _loads(self) -> Iterator[str]:
         yield (
@@ -132,7 +128,7 @@ class _Metric:
     more_is_better: bool
 
     def cells(self) -> list[str]:
-        cells = [self.label, *(_number(value) for value in self.values)]
+        cells = [self.label, *(number(value) for value in self.values)]
         if len(self.values) == 2:
             cells.append(self._ratio())
         return cells
@@ -147,20 +143,25 @@ class _Metric:
 
 
 def write_into(file: Path, markdown: str) -> None:
-    """Replace the figures in a document by newer ones; what is written around them stays."""
+    """Replace the figures in a document by newer ones; what is written around them stays. They are
+    those between the same first and last line as in `markdown`."""
     text = file.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END + "\n")
+    first, *_, last = markdown.splitlines()
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last + "\n")
     if not begin or not end:
-        raise ValueError(f"{file} has no lines {BEGIN} and {END}")
+        raise ValueError(f"{file} has no lines {first} and {last}")
     file.write_text(before + markdown + after, encoding="utf-8")
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, and an empty one: labels on the left, numbers to the right of them."""
+    for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits that count."""
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"

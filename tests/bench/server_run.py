@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import re
 import signal
 import socket
 import statistics
@@ -63,7 +64,7 @@ def measure_server(
 ) -> ServerResult:
     """Start a server, measure it, and stop it."""
     result = ServerResult()
-    with _started(command, environ, port, log) as (process, ready_s):
+    with started(command, environ, port, log) as (process, ready_s):
         result.ready_s = ready_s
         run_load(port, workload, 1, 1)
         tree = Tree(psutil.Process(process.pid))
@@ -88,6 +89,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def waterfall(log: Path) -> str:
+    """Where the time of the last start went, as the server's log says it; empty for another's."""
+    found = re.findall(r"ready (total=.*)", log.read_text(encoding="utf-8", errors="replace"))
+    return found[-1].strip() if found else ""
+
+
 def _streams(port: int, workload: Workload, concurrency: int) -> Streams:
     load = run_load(port, workload, concurrency, max(3, 2 * concurrency))
     gaps = sorted(load.between_tokens_s)
@@ -101,9 +108,11 @@ def _streams(port: int, workload: Workload, concurrency: int) -> Streams:
 
 
 @contextmanager
-def _started(
-    command: Sequence[str], environ: Mapping[str, str], port: int, log: Path
+def started(
+    command: Sequence[str], environ: Mapping[str, str], port: int, log: Path, probe: str = "/health"
 ) -> Iterator[tuple["subprocess.Popen[bytes]", float]]:
+    """Run a server for as long as the block. Yields it, and the seconds from starting the command
+    to 200 on `probe`."""
     # In our own session: with automatic groups, the kernel shares the cores among sessions first,
     # and a client in another one than its server is served in lumps.
     began = time.monotonic()
@@ -112,7 +121,7 @@ def _started(
         subprocess.Popen(command, env=environ, stdout=output, stderr=output) as process,
     ):
         try:
-            _wait_healthy(process, port, log)
+            wait_up(process, port, log, probe)
             yield process, time.monotonic() - began
         finally:
             if process.poll() is None:
@@ -122,7 +131,8 @@ def _started(
                 process.kill()
 
 
-def _wait_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def wait_up(process: "subprocess.Popen[bytes]", port: int, log: Path, probe: str) -> None:
+    """Wait for 200 on `probe`; RuntimeError if the process ends before that."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -130,10 +140,10 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> N
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             try:
-                connection.request("GET", "/health")
+                connection.request("GET", probe)
                 if connection.getresponse().status == 200:
                     return
             finally:
                 connection.close()
         time.sleep(0.05)
-    raise RuntimeError(f"not healthy within {START_TIMEOUT_S:.0f} s; see {log}")
+    raise RuntimeError(f"no 200 on {probe} within {START_TIMEOUT_S:.0f} s; see {log}")
