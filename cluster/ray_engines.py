@@ -4,7 +4,7 @@ Implements `engine_group.EngineGroup`. Ray finds nodes, reserves what the ranks 
 actors and tells of their deaths. No request and no token passes through it: once the cores run, the
 only call under way is one that waits for their ends.
 
-    placement group    one bundle per rank, pinned to the node that `placement` has chosen
+    placement group    one bundle per rank (`ray_reservation`)
     EngineCore_DP<r>   one actor per bundle (`actors`)
     DPCoordinator      an actor on this node, outside the group: it asks for nothing
 
@@ -33,37 +33,22 @@ from cluster.actors import (
     variables_for_nodes,
 )
 from cluster.addresses import WireBinder
+from cluster.command_watch import identify
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.engine_group import Reach
 from cluster.model_on_node import make_portable
 from cluster.placement import (
-    BusyError,
     Placement,
-    PlacementError,
-    RankDemand,
     RankPlace,
     demand_of,
-    place,
 )
+from cluster.ray_reservation import Reservation
 from cluster.ray_session import RaySession, connect
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ServerError
 from engine.lifecycle import describe_exit
 
 logger = logging.getLogger(__name__)
-
-NODE_LABEL = "ray.io/node-id"
-"""Ray puts it on every node."""
-
-_JOINING_S = 10.0
-"""Nodes may still be joining: only then is it final that the ranks can never fit."""
-
-_GRANT_S = 10.0
-"""A reservation that was possible when we looked is granted in milliseconds. If not, somebody was
-faster: look again."""
-
-_LOOK_S = 0.5
-"""How often a busy cluster is looked at."""
 
 _GLANCE_S = 0.1
 """How soon a wait notices that the server is being closed."""
@@ -75,7 +60,7 @@ _KILL_S = 5.0
 """How long Ray may take to end actors that it was told to kill."""
 
 # Ray's workers have nice level 15. An engine core is no background job, and its children inherit.
-_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
+RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 
 @dataclass(slots=True)
@@ -120,9 +105,8 @@ class RayEngines:
         """Held by each step of the start: `close` waits for the one under way."""
         self._is_closed = threading.Event()
         self._session: RaySession | None = None
-        self._group: Any = None
+        self._room: Reservation | None = None
         self._placement: Placement | None = None
-        self._demand = RankDemand(cpus=0)
         self._engines: list[_Actor] = []
         self._coordinator: _Actor | None = None
         self._watcher: threading.Thread | None = None
@@ -132,14 +116,18 @@ class RayEngines:
     def place(self) -> Reach:
         with self._starting:
             self._check_open()
-            num_cpus = len(self._config.ranks) * self._config.engine.world_size
-            session = self._session = connect(self._config.ray_address, num_cpus=num_cpus)
-            placement = self._placement = wait_for_room(
-                self._decide,
-                self._reserve,
-                timeout_s=self._config.placement_timeout,
-                joining_s=0.0 if session.is_ours else _JOINING_S,
-                pause=self._pause,
+            config = self._config
+            num_cpus = len(config.ranks) * config.engine.world_size
+            session = self._session = connect(config.ray_address, num_cpus=num_cpus)
+            self._room = Reservation(session, self._check_open, f"raywire-{os.getpid()}")
+            placement = self._placement = self._room.take(
+                lambda nodes: demand_of(
+                    nodes, config.engine.world_size, device=config.engine.device
+                ),
+                len(config.ranks),
+                config.strategy,
+                config.data_parallel_size_local,
+                timeout_s=config.placement_timeout,
             )
         for chosen in placement.ranks:
             logger.info("placed rank=%d node=%s", self._rank(chosen), chosen.node.label)
@@ -154,45 +142,6 @@ class RayEngines:
         """Where wires are bound; None: nothing leaves this node."""
         assert self._placement is not None
         return None if self._placement.is_local else self._connected.address
-
-    def _decide(self) -> Placement:
-        """Where the ranks would go now. Raises as `placement.place`."""
-        nodes = self._connected.observe_nodes()
-        config = self._config
-        self._demand = demand_of(nodes, config.engine.world_size, device=config.engine.device)
-        return place(
-            nodes,
-            self._demand,
-            len(config.ranks),
-            config.strategy,
-            config.data_parallel_size_local,
-        )
-
-    def _reserve(self, placement: Placement, timeout_s: float) -> bool:
-        """Reserve a place for every rank; False, and nothing is reserved, if Ray does not grant it
-        in time."""
-        ray = self._connected.ray
-        self._group = ray.util.placement_group(
-            [bundle(self._demand)] * len(placement.ranks),
-            bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in placement.ranks],
-            name=f"raywire-{os.getpid()}",
-        )
-        try:
-            deadline = time.monotonic() + timeout_s
-            while not self._group.wait(_GLANCE_S):
-                self._check_open()
-                if time.monotonic() >= deadline:
-                    self._give_back()
-                    return False
-        except BaseException:
-            self._give_back()
-            raise
-        return True
-
-    def _give_back(self) -> None:
-        if self._group is not None:
-            self._connected.ray.util.remove_placement_group(self._group)
-            self._group = None
 
     # ---------------------------------------------------------------------------------- starting
 
@@ -210,6 +159,7 @@ class RayEngines:
                 port_range=self._config.wire_port_range,
                 num_engines=self._config.topology.num_engines,
                 log_level=self._config.log_level,
+                command=identify(os.getpid()),
             )
             actor = self._coordinator = self._make_coordinator(start)
             [addresses] = self._results([actor], [actor.handle.bind.remote(list(api_server_keys))])
@@ -227,7 +177,7 @@ class RayEngines:
         title = "DPCoordinator"
         options = {
             "num_cpus": 0,
-            "runtime_env": _RUNTIME_ENV,
+            "runtime_env": RUNTIME_ENV,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(session.node_id, soft=False),
         }
         made = make_actor_class(session.ray, CoordinatorActor, title)
@@ -256,33 +206,30 @@ class RayEngines:
     def _engine_starts(self, model: ResolvedModel, wire: WireConfig) -> list[EngineStart]:
         config = self._config
         assert self._placement is not None
-        configs = config.engine.engine_configs(model, wire, config.environment, config.log_level)
+        configs = config.engine.engine_configs(
+            model, wire, config.environment, config.log_level, config.ranks
+        )
         if config.environment.worker_multiproc_method == "fork":
             logger.warning(
                 "workers of a Ray actor are spawned: forks would not survive its threads"
             )
-        portable = make_portable(model.name)
+        portable, command = make_portable(model.name), identify(os.getpid())
         variables = variables_for_nodes(os.environ, is_ray_job=config.environment.is_ray_job)
         return [
             EngineStart(
                 config=_on_node(configs[chosen.rank], len(self._placement.on(chosen.node))),
                 model=None if chosen.node.is_driver else portable,
                 node=chosen.node.label,
+                command=command if chosen.node.is_driver else None,
                 variables=variables,
             )
             for chosen in self._placement.ranks
         ]
 
     def _make_engine(self, chosen: RankPlace, start: EngineStart) -> _Actor:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+        assert self._room is not None
         title = f"EngineCore_DP{self._rank(chosen)}"
-        options = {
-            "num_cpus": self._demand.cpus,
-            "num_gpus": self._demand.gpus,
-            "runtime_env": _RUNTIME_ENV,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, chosen.rank),
-        }
+        options = {**self._room.options(chosen.rank), "runtime_env": RUNTIME_ENV}
         made = make_actor_class(self._connected.ray, EngineActor, title)
         return _Actor(chosen.rank, title, start.node, made.options(**options).remote(start))
 
@@ -382,7 +329,8 @@ class RayEngines:
             ending.callback(self._starting.release)
             if self._session is not None:
                 ending.callback(self._disconnect)
-                ending.callback(self._give_back)
+                if self._room is not None:
+                    ending.callback(self._room.give_back)
                 self._end_actors(patience_s, is_urgent)
 
     def _disconnect(self) -> None:
@@ -420,60 +368,6 @@ class RayEngines:
     def _check_open(self) -> None:
         if self._is_closed.is_set():
             raise ServerError("stopped before the engine cores were started")
-
-    def _pause(self, seconds: float) -> None:
-        self._is_closed.wait(seconds)
-        self._check_open()
-
-
-def wait_for_room(
-    decide: Callable[[], Placement],
-    reserve: Callable[[Placement, float], bool],
-    *,
-    timeout_s: float,
-    joining_s: float,
-    pause: Callable[[float], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> Placement:
-    """Look at the cluster until the ranks fit, and reserve their places.
-
-    Args:
-        decide: looks and places; raises BusyError or PlacementError.
-        reserve: tries for so many seconds; False if it was not granted.
-        timeout_s: how long others may keep us waiting.
-        joining_s: how long nodes may take to join, before too few of them is final.
-        pause: between two looks; may raise to end it all.
-        clock: seconds.
-
-    Raises:
-        ConfigError: they do not fit; it compares, node by node.
-    """
-    began = clock()
-    is_told = False
-    while True:
-        try:
-            placement = decide()
-            if reserve(placement, max(0.0, min(_GRANT_S, began + timeout_s - clock()))):
-                return placement
-            raise BusyError("Ray does not grant the reservation, though there is room")
-        except PlacementError:
-            if clock() - began >= min(joining_s, timeout_s):
-                raise
-        except BusyError as error:
-            if clock() - began >= timeout_s:
-                raise ConfigError(
-                    f"{error} (waited {timeout_s:g} s, see --placement-timeout)"
-                ) from error
-            if not is_told:
-                logger.warning("waiting up to %.0f s for room: %s", timeout_s, error)
-                is_told = True
-        pause(_LOOK_S)
-
-
-def bundle(demand: RankDemand) -> dict[str, float]:
-    """What Ray reserves for one rank."""
-    amounts = {"CPU": demand.cpus, "GPU": demand.gpus}
-    return {name: float(amount) for name, amount in amounts.items() if amount}
 
 
 def _on_node(config: EngineConfig, num_local_engines: int) -> EngineConfig:

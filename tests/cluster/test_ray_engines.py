@@ -14,7 +14,8 @@ from cluster.placement import (
     RankPlace,
     Resources,
 )
-from cluster.ray_engines import bundle, summarize, wait_for_room
+from cluster.ray_engines import summarize
+from cluster.ray_reservation import bundle, wait_for_room
 from engine.errors import ConfigError, ServerError
 
 NODE = Node(node_id="aa", address="10.0.0.1", total=Resources(cpus=4), available=Resources(cpus=4))

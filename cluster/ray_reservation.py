@@ -1,0 +1,186 @@
+"""Room on a Ray cluster: looked for, reserved, given back.
+
+One placement group with one bundle for each rank, pinned to the node that `placement` has chosen.
+The group is not detached, so Ray gives it back with the command, however that ends. Used by
+`ray_engines` for engine cores, and by `hybrid` for whole servers.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster.placement import (
+    BusyError,
+    Node,
+    Placement,
+    PlacementError,
+    RankDemand,
+    Strategy,
+    place,
+)
+from cluster.ray_session import RaySession
+from engine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+NODE_LABEL = "ray.io/node-id"
+"""Ray puts it on every node."""
+
+_JOINING_S = 10.0
+"""Nodes may still be joining: only then is it final that the ranks can never fit."""
+
+_GRANT_S = 10.0
+"""A reservation that was possible when we looked is granted in milliseconds. If not, somebody was
+faster: look again."""
+
+_LOOK_S = 0.5
+"""How often a busy cluster is looked at."""
+
+_GLANCE_S = 0.1
+"""How soon a wait notices that the server is being closed."""
+
+
+class Reservation:
+    """What one server has reserved.
+
+    Args:
+        session: the cluster.
+        check_open: raises when the server is being closed; asked all the time.
+        name: of the placement group, for `ray list`.
+    """
+
+    def __init__(self, session: RaySession, check_open: Callable[[], None], name: str) -> None:
+        self._session = session
+        self._check_open = check_open
+        self._name = name
+        self._group: Any = None
+        self._demand = RankDemand(cpus=0)
+
+    def take(
+        self,
+        demand_on: Callable[[Sequence[Node]], RankDemand],
+        num_ranks: int,
+        strategy: Strategy,
+        ranks_per_node: int | None,
+        *,
+        timeout_s: float,
+    ) -> Placement:
+        """Reserve a place for every rank. Blocks.
+
+        Args:
+            demand_on: what one rank needs, given the nodes.
+            num_ranks: how many there are.
+            strategy: how they go to nodes.
+            ranks_per_node: with the strategy strict.
+            timeout_s: how long a busy cluster has to make room.
+
+        Raises:
+            ConfigError: they do not fit; it compares, node by node. Nothing stays reserved.
+        """
+
+        def decide() -> Placement:
+            nodes = self._session.observe_nodes()
+            self._demand = demand_on(nodes)
+            return place(nodes, self._demand, num_ranks, strategy, ranks_per_node)
+
+        return wait_for_room(
+            decide,
+            self._reserve,
+            timeout_s=timeout_s,
+            joining_s=0.0 if self._session.is_ours else _JOINING_S,
+            pause=self._pause,
+        )
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """Of the actor that fills the place of this rank."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {
+            "num_cpus": self._demand.cpus,
+            "num_gpus": self._demand.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, rank),
+        }
+
+    def give_back(self) -> None:
+        """Idempotent."""
+        if self._group is not None:
+            self._session.ray.util.remove_placement_group(self._group)
+            self._group = None
+
+    def _reserve(self, placement: Placement, timeout_s: float) -> bool:
+        """Reserve a place for every rank; False, and nothing is reserved, if Ray does not grant it
+        in time."""
+        self._group = self._session.ray.util.placement_group(
+            [bundle(self._demand)] * len(placement.ranks),
+            bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in placement.ranks],
+            name=self._name,
+        )
+        try:
+            deadline = time.monotonic() + timeout_s
+            while not self._group.wait(_GLANCE_S):
+                self._check_open()
+                if time.monotonic() >= deadline:
+                    self.give_back()
+                    return False
+        except BaseException:
+            self.give_back()
+            raise
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (rest_s := deadline - time.monotonic()) > 0:
+            self._check_open()
+            time.sleep(min(rest_s, _GLANCE_S))
+        self._check_open()
+
+
+def wait_for_room(
+    decide: Callable[[], Placement],
+    reserve: Callable[[Placement, float], bool],
+    *,
+    timeout_s: float,
+    joining_s: float,
+    pause: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Placement:
+    """Look at the cluster until the ranks fit, and reserve their places.
+
+    Args:
+        decide: looks and places; raises BusyError or PlacementError.
+        reserve: tries for so many seconds; False if it was not granted.
+        timeout_s: how long others may keep us waiting.
+        joining_s: how long nodes may take to join, before too few of them is final.
+        pause: between two looks; may raise to end it all.
+        clock: seconds.
+
+    Raises:
+        ConfigError: they do not fit; it compares, node by node.
+    """
+    began = clock()
+    is_told = False
+    while True:
+        try:
+            placement = decide()
+            if reserve(placement, max(0.0, min(_GRANT_S, began + timeout_s - clock()))):
+                return placement
+            raise BusyError("Ray does not grant the reservation, though there is room")
+        except PlacementError:
+            if clock() - began >= min(joining_s, timeout_s):
+                raise
+        except BusyError as error:
+            if clock() - began >= timeout_s:
+                raise ConfigError(
+                    f"{error} (waited {timeout_s:g} s, see --placement-timeout)"
+                ) from error
+            if not is_told:
+                logger.warning("waiting up to %.0f s for room: %s", timeout_s, error)
+                is_told = True
+        pause(_LOOK_S)
+
+
+def bundle(demand: RankDemand) -> dict[str, float]:
+    """What Ray reserves for one rank."""
+    amounts = {"CPU": demand.cpus, "GPU": demand.gpus}
+    return {name: float(amount) for name, amount in amounts.items() if amount}
