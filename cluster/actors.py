@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import environment
+from cluster.command_watch import ProcessIdentity, end_with
 from cluster.coordinator_process import CoordinatorServer
 from cluster.model_on_node import PortableModel, resolve_portable
 from engine import log
@@ -50,6 +51,9 @@ class EngineStart:
 
     node: str
     """How messages call the node."""
+
+    command: ProcessIdentity | None
+    """The command's process, where it is on the same node."""
 
     variables: Mapping[str, str]
     """Environment variables of the command that count here too. Not in Ray's `runtime_env`, which
@@ -87,6 +91,8 @@ class EngineActor:
         adopt(start.variables)
         rank = start.config.parallel.data_parallel_rank
         log.configure(f"EngineCore_DP{rank}", start.config.log_level)
+        if start.command is not None:
+            end_with(start.command)
         self._keys = None if start.config.wire.curve is None else CurveKeys.generate()
 
     def describe(self) -> Site:
@@ -135,6 +141,8 @@ class CoordinatorStart:
     port_range: tuple[int, int] | None
     num_engines: int
     log_level: str
+    command: ProcessIdentity | None
+    """The command's process, on the same node."""
 
 
 class CoordinatorActor:
@@ -142,6 +150,8 @@ class CoordinatorActor:
 
     def __init__(self, start: CoordinatorStart) -> None:
         log.configure("DPCoordinator", start.log_level)
+        if start.command is not None:
+            end_with(start.command)
         self._server = CoordinatorServer(start.wires or _bind(start), start.num_engines)
 
     def describe(self) -> Site:

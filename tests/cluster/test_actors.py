@@ -40,7 +40,9 @@ def _this_process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def start_with(model: PortableModel | None = None, **variables: str) -> EngineStart:
-    return EngineStart(config=make_config([]), model=model, node=HERE, variables=variables)
+    return EngineStart(
+        config=make_config([]), model=model, node=HERE, command=None, variables=variables
+    )
 
 
 # ------------------------------------------------------------------------------------ the actor
