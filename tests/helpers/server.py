@@ -197,6 +197,7 @@ def running_server(
     env: Mapping[str, str] | None = None,
     is_ready_awaited: bool = True,
     may_leave_files: bool = False,
+    module: str = "cluster",
 ) -> Iterator[Server]:
     """Start `raywire serve model flags` on a port of the kernel's choice; end it with the block.
 
@@ -206,10 +207,12 @@ def running_server(
         env: more environment variables.
         is_ready_awaited: False hands out the server while it loads.
         may_leave_files: a killed server cannot tidy its folder if it was still starting.
+        module: what `python -m` runs; one that watches the command from inside, perhaps.
     """
     with tempfile.TemporaryDirectory(prefix="rw-") as folder, tempfile.TemporaryDirectory() as logs:
         log_path = Path(logs) / "log"
-        server = _spawn([model, "--port", "0", *flags], Path(folder), log_path, env or {})
+        command = [module, "serve", model, "--port", "0", *flags]
+        server = _spawn(command, Path(folder), log_path, env or {})
         try:
             if is_ready_awaited:
                 server.wait_ready()
@@ -221,7 +224,7 @@ def running_server(
             _kill_all(server)
 
 
-def _spawn(args: list[str], folder: Path, log_path: Path, env: Mapping[str, str]) -> Server:
+def _spawn(command: list[str], folder: Path, log_path: Path, env: Mapping[str, str]) -> Server:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -231,7 +234,7 @@ def _spawn(args: list[str], folder: Path, log_path: Path, env: Mapping[str, str]
     }
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster", "serve", *args],
+            [sys.executable, "-m", *command],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
