@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from cluster import environment
+from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS, Environment
 from cluster.http_socket import listen_group
@@ -408,8 +409,11 @@ def serve(model: str, **flags: Any) -> None:
     SIGTERM or Ctrl-C drains: no new requests, running ones have --shutdown-timeout; a second one
     ends everything at once. Exit codes: 0 stopped, 1 an engine died, 2 a mistake in the settings.
     """
+    arguments = as_arguments(serve, {"model": model, **flags, **_ELSEWHERE})
     variables = environment.read(os.environ)
     config = _serve_config(model, flags, variables)
+    if config.is_hybrid and config.backend == "ray":
+        _serve_hybrid(config, arguments)
     is_api_server = config.topology.num_api_servers == 1  # else it supervises several
     log.configure("APIServer_0" if is_api_server else "raywire", config.log_level)
     http_sockets = listen_group(config.host, config.port, config.topology.num_api_servers)
@@ -419,6 +423,23 @@ def serve(model: str, **flags: Any) -> None:
     from cluster.launch import serve as run_server
 
     sys.exit(run_server(config, http_sockets))
+
+
+def _serve_hybrid(config: ServeConfig, arguments: Sequence[str]) -> NoReturn:
+    """A server on each node of the Ray cluster; this command starts and watches them."""
+    log.configure("raywire", config.log_level)
+    # Only here, as above.
+    from cluster.hybrid import serve as run_servers
+
+    sys.exit(run_servers(config, arguments))
+
+
+_ELSEWHERE = {
+    "data_parallel_backend": None,
+    "ray_address": None,
+    "data_parallel_placement": None,
+}
+"""What says where ranks run; on a node of its own a server needs none of it."""
 
 
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:

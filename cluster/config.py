@@ -281,6 +281,11 @@ class ServeConfig:
             raise ConfigError(
                 "--data-parallel-hybrid-lb needs --data-parallel-size-local: ranks on each node"
             )
+        if self.backend == "ray" and self.data_parallel_start_rank is not None:
+            raise ConfigError(
+                "--data-parallel-start-rank is for --data-parallel-backend mp; on a Ray cluster the"
+                " placement numbers the ranks"
+            )
         start = self.data_parallel_start_rank or 0
         if not 0 <= start <= size - local:
             raise ConfigError(

@@ -96,6 +96,15 @@ def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: 
         (
             {
                 "engine": FOUR_RANKS,
+                "data_parallel_backend": "ray",
+                "data_parallel_start_rank": 2,
+                "data_parallel_size_local": 2,
+            },
+            "the placement numbers the ranks",
+        ),
+        (
+            {
+                "engine": FOUR_RANKS,
                 "data_parallel_start_rank": 3,
                 "data_parallel_size_local": 2,
             },

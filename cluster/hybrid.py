@@ -1,0 +1,252 @@
+"""Hybrid balancing on a Ray cluster: each node has a server of its own, for the ranks there.
+
+    command                   reserves, starts and watches; it listens nowhere
+    ray::NodeServer_DP2       an actor on each node, named after its first rank
+    └── python -m cluster serve … --data-parallel-start-rank 2 --data-parallel-backend mp
+
+Requests are spread over the nodes by somebody outside, as a service of Kubernetes does; inside a
+node its own API servers balance. Nothing of ours crosses the network. The end of one server ends
+all, since ranks that are missing outside would be looked for by nobody.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nodes
+from cluster.config import ServeConfig
+from cluster.placement import demand_of
+from cluster.ray_engines import RUNTIME_ENV, summarize
+from cluster.ray_job import drain_s
+from cluster.ray_reservation import Reservation
+from cluster.ray_session import RaySession, connect
+from engine import log
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ServerError
+from engine.lifecycle import StopFlag, describe_exit, in_lasting_thread, stop_on_signals
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+"""How soon a signal or an end is noticed."""
+
+_BEYOND_DRAIN_S = 10.0
+"""How long a server may take to end after its drain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServerStart:
+    """All that an actor is given."""
+
+    arguments: Sequence[str]
+    """Of `python -m cluster serve`."""
+
+    variables: Mapping[str, str]
+    """Environment variables of the command that count on the node too."""
+
+    title: str
+    log_level: str
+
+
+class NodeServer:
+    """Runs the server of one node. `run` is its whole life."""
+
+    def __init__(self, start: NodeServerStart) -> None:
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        adopt(start.variables)
+        log.configure(start.title, start.log_level)
+
+    def describe(self) -> Site:
+        return Site(pid=os.getpid())
+
+    def run(self) -> End:
+        """Until the server ends. It stays in Ray's process group, and so dies with the actor."""
+        with self._lock:
+            if self._is_stopped:
+                return End(exit_code=0)
+            # What it says comes to the command's log, by way of this actor's.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cluster", "serve", *self._start.arguments],
+                stdin=subprocess.DEVNULL,
+            )
+        return End(exit_code=self._process.wait())
+
+    def stop(self) -> None:
+        """Ask the server to drain and end; a second time, to end at once. Returns at once."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.send_signal(signal.SIGTERM)
+
+
+def node_arguments(base: Sequence[str], first_rank: int) -> list[str]:
+    """The command line of the server whose first rank that is. Of an option that comes again the
+    last one counts. Pure."""
+    return [
+        *base,
+        *("--data-parallel-backend", "mp"),
+        *("--data-parallel-start-rank", str(first_rank)),
+    ]
+
+
+def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
+    """Run a server on each node until they are stopped or one ends. Main thread only.
+
+    Args:
+        config: what was asked for.
+        arguments: of the command, without those that say where ranks run.
+
+    Returns:
+        The exit code: 0 after a stop, 1 after a death.
+
+    Raises:
+        ConfigError: the settings or the cluster cannot work.
+    """
+    with stop_on_signals() as stop:
+        servers = _NodeServers(config, arguments)
+        try:
+            with in_lasting_thread(servers.start) as started:
+                while not stop.is_set and servers.ended is None:
+                    if started.done():
+                        started.result()
+                    time.sleep(_POLL_S)
+        finally:
+            servers.close(stop)
+    if servers.ended is None:
+        return 0
+    if servers.ended.exit_code == EXIT_CONFIG:
+        raise ConfigError("the server of a node refuses its settings; see its line above")
+    return EXIT_FAILED
+
+
+@dataclass(slots=True)
+class _Actor:
+    title: str
+    node: str
+    handle: Any
+    run: Any
+
+
+class _NodeServers:
+    """The servers of all nodes."""
+
+    def __init__(self, config: ServeConfig, arguments: Sequence[str]) -> None:
+        self.ended: End | None = None
+        """How the first that ended by itself did."""
+        self._config = config
+        self._arguments = arguments
+        self._starting = threading.Lock()
+        self._is_closed = threading.Event()
+        self._session: RaySession | None = None
+        self._room: Reservation | None = None
+        self._actors: list[_Actor] = []
+
+    def start(self) -> None:
+        """Returns when they are being started."""
+        with self._starting:
+            self._start()
+        threading.Thread(target=self._watch, name="node-servers", daemon=True).start()
+
+    def _start(self) -> None:
+        config = self._config
+        num_local = config.num_local_ranks
+        devices = num_local * config.engine.world_size
+        num_nodes = config.engine.data_parallel_size // num_local
+        self._check_open()
+        session = self._session = connect(config.ray_address, num_cpus=num_nodes * devices)
+        self._room = Reservation(session, self._check_open, f"raywire-{os.getpid()}")
+        placement = self._room.take(
+            lambda nodes: demand_of(nodes, devices, device=config.engine.device),
+            num_nodes,
+            "strict",
+            1,
+            timeout_s=config.placement_timeout,
+        )
+        variables = variables_for_nodes(os.environ, is_ray_job=config.environment.is_ray_job)
+        for chosen in placement.ranks:
+            first_rank = chosen.rank * num_local
+            start = NodeServerStart(
+                arguments=node_arguments(self._arguments, first_rank),
+                variables=variables,
+                title=f"NodeServer_DP{first_rank}",
+                log_level=config.log_level,
+            )
+            made = make_actor_class(session.ray, NodeServer, start.title)
+            options = {**self._room.options(chosen.rank), "runtime_env": RUNTIME_ENV}
+            handle = made.options(**options).remote(start)
+            self._actors.append(_Actor(start.title, chosen.node.label, handle, handle.run.remote()))
+            logger.info(
+                "server of ranks %d to %d on node %s: http://%s:%d",
+                first_rank,
+                first_rank + num_local - 1,
+                chosen.node.label,
+                chosen.node.address,
+                config.port,
+            )
+
+    def _watch(self) -> None:
+        assert self._session is not None
+        ray = self._session.ray
+        pending = {actor.run: actor for actor in self._actors}
+        while pending:
+            [call], _ = ray.wait(list(pending), num_returns=1)
+            actor = pending.pop(call)
+            try:
+                end = ray.get(call)
+            except Exception as error:  # noqa: BLE001 - Ray's for a dead actor, or any that it raised
+                end = End(exit_code=EXIT_FAILED, cause=summarize(error))
+            if self._is_closed.is_set():
+                continue
+            if self.ended is None:
+                self._report(actor, end)
+                self.ended = end
+
+    def _report(self, actor: _Actor, end: End) -> None:
+        line = f"server {actor.title} node={actor.node} {end.cause or describe_exit(end.exit_code)}"
+        if end.cause is None and end.exit_code >= 0:
+            logger.info("%s; its cause is logged above", line)
+        else:  # it was killed, or its actor was
+            logger.error("first cause: %s", line)
+
+    def close(self, stop: StopFlag) -> None:
+        """Drain, end and give back. Idempotent."""
+        self._is_closed.set()
+        if not self._starting.acquire(timeout=2.0):
+            logger.warning("Ray is still connecting; it ends with this process")
+            return
+        try:
+            if self._session is not None:
+                self._end_actors(self._session.ray, stop)
+                if self._room is not None:
+                    self._room.give_back()
+                self._session.close()
+                self._session = None
+        finally:
+            self._starting.release()
+
+    def _end_actors(self, ray: Any, stop: StopFlag) -> None:
+        calls = [actor.run for actor in self._actors]
+        patience_s = drain_s(self._config.shutdown_timeout, self._config.environment)
+        deadline = time.monotonic() + patience_s + _BEYOND_DRAIN_S
+        num_asked = 0
+        while calls and time.monotonic() < deadline:
+            if num_asked < max(1, stop.count):
+                num_asked += 1
+                for actor in self._actors:
+                    actor.handle.stop.remote()
+            _, calls = ray.wait(calls, num_returns=len(calls), timeout=_POLL_S)
+        for actor in self._actors:
+            ray.kill(actor.handle)
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise ServerError("stopped before the servers were started")
