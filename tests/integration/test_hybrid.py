@@ -1,6 +1,7 @@
 """Hybrid balancing on a Ray cluster: every host has a server of its own."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -32,6 +33,10 @@ def titles(host: Host) -> list[str]:
     return sorted(p.args for p in host.processes() if p.args.startswith("RAYWIRE::"))
 
 
+def is_quiet(host: Host) -> bool:
+    return not titles(host)
+
+
 def is_ready(host: Host) -> bool:
     try:
         return httpx.get(url(host, "/ready"), timeout=5, trust_env=False).status_code == 200
@@ -48,7 +53,7 @@ def test_each_host_serves_its_own_rank_until_the_job_is_stopped(cluster: RayClus
     job = submit(cluster)
     with cluster.head.network():
         for rank, host in enumerate(cluster.hosts):
-            wait_for(lambda host=host: is_ready(host), f"{host.name}: {job.log}", 60, 0.3)
+            wait_for(partial(is_ready, host), f"{host.name}: {job.log}", 60, 0.3)
             answer = httpx.post(
                 url(host, "/v1/completions"), json=completion_body(), timeout=20, trust_env=False
             )
@@ -62,7 +67,7 @@ def test_each_host_serves_its_own_rank_until_the_job_is_stopped(cluster: RayClus
     job.stop()
     assert job.status == "STOPPED"
     for host in cluster.hosts:
-        wait_for(lambda host=host: not titles(host), f"nothing left on {host.name}", 20)
+        wait_for(partial(is_quiet, host), f"nothing left on {host.name}", 20)
     assert cluster.living("actors") == []
     assert cluster.living("placement_groups") == []
 
@@ -72,7 +77,7 @@ def test_the_end_of_one_server_ends_all(cluster: RayCluster) -> None:
     job = submit(cluster)
     with cluster.head.network():
         for host in cluster.hosts:
-            wait_for(lambda host=host: is_ready(host), f"{host.name}: {job.log}", 60, 0.3)
+            wait_for(partial(is_ready, host), f"{host.name}: {job.log}", 60, 0.3)
     second = cluster.hosts[1]
     [pid] = [p.pid for p in second.processes() if p.args.startswith("RAYWIRE::Worker")]
     second.run("kill", "-9", str(pid))
@@ -81,7 +86,7 @@ def test_the_end_of_one_server_ends_all(cluster: RayCluster) -> None:
     assert "first cause: worker DP1_PP0_TP0" in job.log
     assert job.log.count("first cause:") == 1
     for host in cluster.hosts:
-        wait_for(lambda host=host: not titles(host), f"nothing left on {host.name}", 20)
+        wait_for(partial(is_quiet, host), f"nothing left on {host.name}", 20)
     assert cluster.living("placement_groups") == []
 
 
