@@ -245,6 +245,8 @@ class EngineMetrics:
         that clock."""
         self._success = families.success
         self._last = SchedulerStats(0, 0, 0.0)
+        self._load: SchedulerStats | EngineLoad = self._last
+        """The last news: gauges show it when the metrics are read."""
         self._running = families.running.labels(*labels)
         self._waiting = families.waiting.labels(*labels)
         self._cache_usage = families.cache_usage.labels(*labels)
@@ -273,6 +275,9 @@ class EngineMetrics:
 
     def settle(self) -> None:
         """Book what has been put off."""
+        self._running.set(self._load.num_running)
+        self._waiting.set(self._load.num_waiting)
+        self._cache_usage.set(self._load.kv_cache_usage)
         self._generation_tokens.inc(self.num_new_tokens)
         self.num_new_tokens = 0
 
@@ -281,13 +286,13 @@ class EngineMetrics:
 
     def on_load(self, load: SchedulerStats | EngineLoad) -> None:
         self.told_at = time.monotonic()
-        self._running.set(load.num_running)
-        self._waiting.set(load.num_waiting)
-        self._cache_usage.set(load.kv_cache_usage)
+        self._load = load
 
     def on_stats(self, stats: SchedulerStats) -> None:
         self.on_load(stats)
         last, self._last = self._last, stats
+        if _counters(stats) == _counters(last):  # as in most steps, and a lock for each
+            return
         self._prefix_queries.inc(_grown(stats.prefix_cache_queries, last.prefix_cache_queries))
         self._prefix_hits.inc(_grown(stats.prefix_cache_hits, last.prefix_cache_hits))
         self._preemptions.inc(_grown(stats.num_preemptions, last.num_preemptions))
@@ -311,6 +316,16 @@ class _GapCollector(Collector):
             buckets = list(zip(bounds, accumulate(engine.gaps.counts), strict=True))
             family.add_metric(engine.labels, buckets, engine.gaps.sum_s)
         yield family
+
+
+def _counters(stats: SchedulerStats) -> tuple[int, ...]:
+    """All that an engine core counts and we take over."""
+    return (
+        stats.prefix_cache_queries,
+        stats.prefix_cache_hits,
+        stats.num_preemptions,
+        stats.num_dropped_messages,
+    )
 
 
 def _grown(now: int, before: int) -> int:
