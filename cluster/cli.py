@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -409,11 +409,10 @@ def serve(model: str, **flags: Any) -> None:
     SIGTERM or Ctrl-C drains: no new requests, running ones have --shutdown-timeout; a second one
     ends everything at once. Exit codes: 0 stopped, 1 an engine died, 2 a mistake in the settings.
     """
-    arguments = as_arguments(serve, {"model": model, **flags, **_ELSEWHERE})
     variables = environment.read(os.environ)
-    config = _serve_config(model, flags, variables)
+    config = _serve_config(model, dict(flags), variables)
     if config.is_hybrid and config.backend == "ray":
-        _serve_hybrid(config, arguments)
+        _serve_hybrid(config, model, flags)
     is_api_server = config.topology.num_api_servers == 1  # else it supervises several
     log.configure("APIServer_0" if is_api_server else "raywire", config.log_level)
     http_sockets = listen_group(config.host, config.port, config.topology.num_api_servers)
@@ -425,21 +424,26 @@ def serve(model: str, **flags: Any) -> None:
     sys.exit(run_server(config, http_sockets))
 
 
-def _serve_hybrid(config: ServeConfig, arguments: Sequence[str]) -> NoReturn:
+def _serve_hybrid(config: ServeConfig, model: str, flags: dict[str, Any]) -> NoReturn:
     """A server on each node of the Ray cluster; this command starts and watches them."""
     log.configure("raywire", config.log_level)
+    for warning in environment.warnings(os.environ):
+        logger.warning("%s", warning)
     # Only here, as above.
     from cluster.hybrid import serve as run_servers
 
-    sys.exit(run_servers(config, arguments))
+    sys.exit(run_servers(config, _arguments_on_nodes(model, flags)))
 
 
-_ELSEWHERE = {
-    "data_parallel_backend": None,
-    "ray_address": None,
-    "data_parallel_placement": None,
-}
-"""What says where ranks run; on a node of its own a server needs none of it."""
+def _arguments_on_nodes(model: str, flags: dict[str, Any]) -> list[str]:
+    """What `serve` is told on a node of its own. Nothing of where ranks run; and the model by a
+    path that holds in any working folder, under the name that it has here."""
+    from cluster.model_on_node import absolute_name
+
+    elsewhere = dict.fromkeys(("data_parallel_backend", "ray_address", "data_parallel_placement"))
+    names = flags["served_model_name"] or (model,)
+    values = {**flags, **elsewhere, "model": absolute_name(model), "served_model_name": names}
+    return as_arguments(serve, values)
 
 
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:

@@ -24,7 +24,7 @@ from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nod
 from cluster.config import ServeConfig
 from cluster.placement import demand_of
 from cluster.ray_engines import RUNTIME_ENV, summarize
-from cluster.ray_job import drain_s
+from cluster.ray_job import drain_s, stop_advice
 from cluster.ray_reservation import Reservation
 from cluster.ray_session import RaySession, connect
 from engine import log
@@ -88,13 +88,14 @@ class NodeServer:
                 self._process.send_signal(signal.SIGTERM)
 
 
-def node_arguments(base: Sequence[str], first_rank: int) -> list[str]:
-    """The command line of the server whose first rank that is. Of an option that comes again the
-    last one counts. Pure."""
+def node_arguments(base: Sequence[str], first_rank: int, shutdown_timeout_s: float) -> list[str]:
+    """The command line of the server whose first rank that is, and which has so long to drain. Of
+    an option that comes again the last one counts. Pure."""
     return [
         *base,
         *("--data-parallel-backend", "mp"),
         *("--data-parallel-start-rank", str(first_rank)),
+        *("--shutdown-timeout", f"{shutdown_timeout_s:g}"),
     ]
 
 
@@ -111,6 +112,8 @@ def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the settings or the cluster cannot work.
     """
+    if advice := stop_advice(config.shutdown_timeout, config.environment):
+        logger.warning("%s", advice)
     with stop_on_signals() as stop:
         servers = _NodeServers(config, arguments)
         try:
@@ -144,6 +147,8 @@ class _NodeServers:
         """How the first that ended by itself did."""
         self._config = config
         self._arguments = arguments
+        # Only this command knows what Ray grants the job; on its node a server is no job.
+        self._drain_s = drain_s(config.shutdown_timeout, config.environment)
         self._starting = threading.Lock()
         self._is_closed = threading.Event()
         self._session: RaySession | None = None
@@ -175,7 +180,7 @@ class _NodeServers:
         for chosen in placement.ranks:
             first_rank = chosen.rank * num_local
             start = NodeServerStart(
-                arguments=node_arguments(self._arguments, first_rank),
+                arguments=node_arguments(self._arguments, first_rank, self._drain_s),
                 variables=variables,
                 title=f"NodeServer_DP{first_rank}",
                 log_level=config.log_level,
@@ -235,8 +240,7 @@ class _NodeServers:
 
     def _end_actors(self, ray: Any, stop: StopFlag) -> None:
         calls = [actor.run for actor in self._actors]
-        patience_s = drain_s(self._config.shutdown_timeout, self._config.environment)
-        deadline = time.monotonic() + patience_s + _BEYOND_DRAIN_S
+        deadline = time.monotonic() + self._drain_s + _BEYOND_DRAIN_S
         num_asked = 0
         while calls and time.monotonic() < deadline:
             if num_asked < max(1, stop.count):

@@ -40,9 +40,15 @@ def make_portable(model: str) -> PortableModel:
     if model.startswith("scripted:"):
         file = Path(model.removeprefix("scripted:")).expanduser()
         return PortableModel(name=model, script=read_script(file))
-    path = Path(model).expanduser()
+    return PortableModel(name=absolute_name(model))
+
+
+def absolute_name(model: str) -> str:
+    """What the user named, so that it does not depend on the working folder."""
+    prefix = "scripted:" if model.startswith("scripted:") else ""
+    path = Path(model.removeprefix(prefix)).expanduser()
     is_path = model not in ("demo", "scripted") and path.exists()
-    return PortableModel(name=str(path.absolute()) if is_path else model)
+    return f"{prefix}{path.absolute()}" if is_path else model
 
 
 def resolve_portable(model: PortableModel, *, cache_dir: Path) -> ResolvedModel:

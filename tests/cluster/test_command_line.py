@@ -1,10 +1,11 @@
 """A command line made from settings says what the settings say."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.cli import serve
+from cluster.cli import _arguments_on_nodes, serve
 from cluster.command_line import as_arguments
 from cluster.hybrid import node_arguments
 
@@ -35,8 +36,29 @@ def test_settings_survive_a_command_line(arguments: tuple[str, ...]) -> None:
 def test_a_node_server_runs_its_own_ranks_on_its_own_machine() -> None:
     """The flags that say where are replaced; the others stay."""
     base = as_arguments(serve, parse("m", "-dp", "4", "--data-parallel-size-local", "2"))
-    settings = parse(*node_arguments(base, first_rank=2))
+    settings = parse(*node_arguments(base, first_rank=2, shutdown_timeout_s=2.0))
     assert settings["data_parallel_start_rank"] == 2
     assert settings["data_parallel_backend"] == "mp"
     assert settings["data_parallel_size"] == 4
     assert settings["data_parallel_size_local"] == 2
+    assert settings["shutdown_timeout"] == 2.0  # what Ray grants the job, not what was asked for
+
+
+def test_a_node_server_finds_a_model_that_was_named_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its absolute path; in the API it is called as the user called it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "s.json").touch()
+    for model, found in (
+        ("./folder", f"{tmp_path}/folder"),
+        ("scripted:s.json", f"scripted:{tmp_path}/s.json"),
+        ("some/hub-id", "some/hub-id"),
+        ("demo", "demo"),
+    ):
+        flags = parse(model, "-dp", "2", "--ray-address", "h:1")
+        settings = parse(*_arguments_on_nodes(flags.pop("model"), flags))
+        assert settings["model"] == found
+        assert settings["served_model_name"] == (model,)
+        assert settings["ray_address"] is None
