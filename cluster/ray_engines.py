@@ -59,6 +59,9 @@ _LAST_WORDS_S = 2.0
 _KILL_S = 5.0
 """How long Ray may take to end actors that it was told to kill."""
 
+_END_S = 12.0
+"""How long it may take with everything, beside the patience that actors are due."""
+
 # Ray's workers have nice level 15. An engine core is no background job, and its children inherit.
 RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
@@ -162,8 +165,11 @@ class RayEngines:
                 command=identify(os.getpid()),
             )
             actor = self._coordinator = self._make_coordinator(start)
-            [addresses] = self._results([actor], [actor.handle.bind.remote(list(api_server_keys))])
-            [site] = self._results([actor], [actor.handle.describe.remote()])
+            calls = [
+                actor.handle.bind.remote(list(api_server_keys)),
+                actor.handle.describe.remote(),
+            ]
+            addresses, site = self._results([actor, actor], calls)
             actor.pid = site.pid
             actor.run = actor.handle.run.remote()
             logger.info("started %s", actor)
@@ -272,18 +278,20 @@ class RayEngines:
     # ---------------------------------------------------------------------------------- watching
 
     def watch(self) -> None:
-        self._watcher = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, args=(self._connected.ray,), name="ray-watch", daemon=True
+        )
         self._watcher.start()
 
-    def _watch(self) -> None:
+    def _watch(self, ray: Any) -> None:
         pending = {actor.run: actor for actor in self._actors() if actor.run is not None}
         while pending:
-            done, _ = self._connected.ray.wait(list(pending), num_returns=1)  # no timeout: asleep
+            done, _ = ray.wait(list(pending), num_returns=1)  # no timeout: asleep until then
             for call in done:
-                self._report(pending.pop(call))
+                self._report(pending.pop(call), _end_of(ray, call))
 
-    def _report(self, actor: _Actor) -> None:
-        end = actor.end = self._end_of(actor)
+    def _report(self, actor: _Actor, end: End) -> None:
+        actor.end = end
         if self._is_closed.is_set():
             return
         if end.exit_code == EXIT_CONFIG and end.cause is not None:
@@ -295,15 +303,6 @@ class RayEngines:
         else:
             logger.error("first cause: %s", line)
         self._on_death(actor.index, line)
-
-    def _end_of(self, actor: _Actor) -> End:
-        """How an actor ended whose `run` is over."""
-        try:
-            end = self._connected.ray.get(actor.run)
-        except Exception as error:  # noqa: BLE001 - Ray's for a dead actor, or any that it raised
-            return End(exit_code=EXIT_FAILED, cause=summarize(error))
-        assert isinstance(end, End)
-        return end
 
     def _last_words_arrive(self) -> bool:
         deadline = time.monotonic() + _LAST_WORDS_S
@@ -325,20 +324,23 @@ class RayEngines:
         if not self._starting.acquire(timeout=2.0):
             logger.warning("Ray is still connecting; it ends with this process")
             return
+        try:
+            session, self._session = self._session, None  # further calls would connect again
+            if session is not None and not session.end_within(
+                patience_s + _END_S, lambda: self._end(session, patience_s, is_urgent)
+            ):
+                logger.warning("Ray does not answer; what is left of it ends with this process")
+        finally:
+            self._starting.release()
+
+    def _end(self, session: RaySession, patience_s: float, is_urgent: Callable[[], bool]) -> None:
         with contextlib.ExitStack() as ending:
-            ending.callback(self._starting.release)
-            if self._session is not None:
-                ending.callback(self._disconnect)
-                if self._room is not None:
-                    ending.callback(self._room.give_back)
-                self._end_actors(patience_s, is_urgent)
+            ending.callback(session.close)
+            if self._room is not None and not session.is_ours:
+                ending.callback(self._room.give_back)
+            self._end_actors(session.ray, patience_s, is_urgent)
 
-    def _disconnect(self) -> None:
-        self._connected.close()
-        self._session = None  # any further call would make Ray connect again
-
-    def _end_actors(self, patience_s: float, is_urgent: Callable[[], bool]) -> None:
-        ray = self._connected.ray
+    def _end_actors(self, ray: Any, patience_s: float, is_urgent: Callable[[], bool]) -> None:
         for actor in self._actors():
             actor.handle.stop.remote()
         calls = [actor.run for actor in self._actors() if actor.run is not None]
@@ -368,6 +370,16 @@ class RayEngines:
     def _check_open(self) -> None:
         if self._is_closed.is_set():
             raise ServerError("stopped before the engine cores were started")
+
+
+def _end_of(ray: Any, run: Any) -> End:
+    """How an actor ended whose call of `run` is over."""
+    try:
+        end = ray.get(run)
+    except Exception as error:  # noqa: BLE001 - Ray's for a dead actor, or any that it raised
+        return End(exit_code=EXIT_FAILED, cause=summarize(error))
+    assert isinstance(end, End)
+    return end
 
 
 def _on_node(config: EngineConfig, num_local_engines: int) -> EngineConfig:

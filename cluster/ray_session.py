@@ -12,6 +12,7 @@ import, and must not burden a server that runs without it.
 then leaves Python's signal handlers alone, but not the kernel's: see `_our_signal_handlers`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -21,7 +22,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -102,6 +103,16 @@ class RaySession:
     def close(self) -> None:
         """Disconnect; a cluster of our own ends. Idempotent."""
         self.ray.shutdown()
+
+    def end_within(self, timeout_s: float, end: Callable[[], None]) -> bool:
+        """Run the last calls of Ray. Where the cluster's head is gone they wait for it, a minute or
+        for ever: False means that they are left behind, and Ray is not to be called again."""
+        thread = threading.Thread(target=end, name="ray-end", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            atexit.unregister(self.ray.shutdown)  # it would wait as well
+        return not thread.is_alive()
 
     def __str__(self) -> str:
         return f"{self.node_id[:8]} ({self.address})"

@@ -222,7 +222,7 @@ def test_a_wrong_token_is_refused_in_one_line(nodes: RayNodes) -> None:
 
 def test_no_ray_call_is_on_the_path_of_tokens(tmp_path: Path) -> None:
     """While 20 streams run, the command, which is their API server too, calls nothing of Ray. And
-    the cluster that it has started for itself ends with it."""
+    the cluster that it has started for itself ends with it, on Ctrl-C as well."""
     calls = tmp_path / "calls"
     with tempfile.TemporaryDirectory(prefix="rw-") as folder:
         env = {"RAY_ADDRESS": "local", "RAY_TMPDIR": folder, counted_ray.FILE_VARIABLE: str(calls)}
@@ -234,6 +234,21 @@ def test_no_ray_call_is_on_the_path_of_tokens(tmp_path: Path) -> None:
 
             assert calls.read_text() == before
             assert {"get", "wait", "remote"} <= set(before.split())
+
+            server.interrupt()  # as Ctrl-C does: Ray's processes get it too, and ignore it
+            assert server.wait() == 0
+
+
+def test_a_stop_does_not_wait_for_a_cluster_that_has_gone() -> None:
+    """A SIGTERM to the whole group, as `timeout` sends it, ends a cluster of our own at once. Ray's
+    calls then wait for its head; the command does not."""
+    with tempfile.TemporaryDirectory(prefix="rw-") as folder:
+        env = {"RAY_ADDRESS": "local", "RAY_TMPDIR": folder}
+        flags = (*TWO_RANKS, "--data-parallel-backend", "ray")
+        with running_server("scripted", *flags, env=env) as server:
+            os.killpg(server.process.pid, signal.SIGTERM)
+
+            assert server.wait(25) in (0, 1)  # whether the stop or the death is seen first
 
 
 def test_a_killed_command_takes_its_cluster_with_it() -> None:
