@@ -25,7 +25,7 @@ from cluster.option_groups import GroupedCommand, in_group
 from cluster.plan import STANDARD_DEPLOYMENTS, Topology, table
 from engine import __version__, log
 from engine.config import DType
-from engine.errors import EXIT_CONFIG, ConfigError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -467,7 +467,8 @@ def _read(file: Path | None) -> str | None:
 
 
 def run() -> None:
-    """Run the command line and exit. A mistake gives one line and exit code 2."""
+    """Run the command line and exit. A mistake gives one line and exit code 2; what a server cannot
+    do without, and did not come up, one line and exit code 1."""
     try:
         cli(prog_name="raywire", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -476,6 +477,10 @@ def run() -> None:
         fail(error.format_message())
     except ConfigError as error:
         fail(str(error))
+    except ServerError as error:
+        logger.debug("where it comes from", exc_info=error)
+        logger.error("first cause: %s", error)
+        sys.exit(EXIT_FAILED)
     except click.Abort:
         sys.exit(130)
 

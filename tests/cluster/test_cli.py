@@ -16,7 +16,7 @@ from cluster import vllm_flags
 from cluster.cli import HumanInt, PortRange, cli
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
-from engine.errors import ConfigError
+from engine.errors import EXIT_FAILED, ConfigError, ServerError
 
 
 def run(*args: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -272,3 +272,21 @@ def test_a_template_is_read_before_anything_starts(tmp_path: Path) -> None:
     file.write_text("Grüße", encoding="latin-1")
     with pytest.raises(ConfigError, match=r"chat\.jinja cannot be read: 'utf-8'"):
         serve_config("--chat-template", str(file))
+
+
+def test_what_did_not_come_up_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first cause, as of any death, and its exit code; no traceback."""
+
+    def serve_in_vain(**_: object) -> None:
+        raise ServerError("engine core EngineCore_DP1 could not be started: died")
+
+    monkeypatch.setattr(cli_module, "cli", serve_in_vain)
+    with pytest.raises(SystemExit) as end:
+        cli_module.run()
+
+    assert end.value.code == EXIT_FAILED
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("ERROR", "first cause: engine core EngineCore_DP1 could not be started: died")
+    ]
