@@ -39,6 +39,9 @@ _POLL_S = 0.05
 _BEYOND_DRAIN_S = 10.0
 """How long a server may take to end after its drain."""
 
+_KILL_S = 5.0
+"""How long Ray may take to end actors that it was told to kill."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeServerStart:
@@ -154,12 +157,14 @@ class _NodeServers:
         self._session: RaySession | None = None
         self._room: Reservation | None = None
         self._actors: list[_Actor] = []
+        self._watcher: threading.Thread | None = None
 
     def start(self) -> None:
         """Returns when they are being started."""
         with self._starting:
             self._start()
-        threading.Thread(target=self._watch, name="node-servers", daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, name="node-servers", daemon=True)
+            self._watcher.start()
 
     def _start(self) -> None:
         config = self._config
@@ -250,6 +255,8 @@ class _NodeServers:
             _, calls = ray.wait(calls, num_returns=len(calls), timeout=_POLL_S)
         for actor in self._actors:
             ray.kill(actor.handle)
+        if self._watcher is not None:  # once disconnected, Ray would connect again for its calls
+            self._watcher.join(_KILL_S)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
