@@ -24,8 +24,13 @@ def dry_run(config: ServeConfig) -> Layout:
     """Lay out a server as it would start now.
 
     Raises:
-        ConfigError: its start would be refused.
+        ConfigError: its start would be refused; or it is not one server.
     """
+    if config.is_hybrid and config.backend == "ray":
+        raise ConfigError(
+            "a layout is that of one server, and with --data-parallel-hybrid-lb each node of a Ray"
+            " cluster has its own: look at one of them, with --data-parallel-backend mp on its node"
+        )
     log.configure("plan", "ERROR")  # what serve would warn of is in the layout
     folder = find(config.engine.model, cache_dir=config.environment.cache_dir)
     facts = None if folder is None else read_facts(folder, config)
