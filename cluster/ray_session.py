@@ -33,7 +33,7 @@ from engine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 25.0
 """Ray itself tries for minutes. It knows after 20 s that a token is wrong."""
 
 _START_TIMEOUT_S = 120.0
@@ -209,8 +209,10 @@ def _init(ray: Any, shown: str, timeout_s: float, **arguments: Any) -> None:
     try:
         result.result(timeout_s)
     except TimeoutError:
+        # Ray looks for its node on this machine, twice as long as this.
         raise ConfigError(
-            f"the Ray cluster at {shown} has not answered within {timeout_s:g} s"
+            f"cannot use the Ray cluster at {shown} from here: nothing within {timeout_s:g} s. Is"
+            " this machine one of its nodes? If not, submit the command: `ray job submit`"
         ) from None
     except Exception as error:
         ray.shutdown()  # what it may have started
@@ -269,8 +271,10 @@ def explain(error: BaseException, address: str) -> str:
             f"the Ray cluster at {address} wants another token: set RAY_AUTH_MODE=token and"
             " RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its head node"
         )
-    first = next(_chain(error))
-    return f"cannot use the Ray cluster at {address}: {' '.join(str(first).split())[:500]}"
+    cause = str([*_chain(error)][-1]).strip()
+    if "Traceback" in cause:
+        cause = cause.rpartition("\n")[2]
+    return f"cannot use the Ray cluster at {address}: {' '.join(cause.split())[:500]}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

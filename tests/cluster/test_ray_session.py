@@ -71,6 +71,16 @@ def test_any_other_refusal_becomes_one_line() -> None:
     assert line == "cannot use the Ray cluster at auto: no such node"
 
 
+def test_the_deepest_cause_is_told() -> None:
+    """Ray's own error says that it failed; why is at the end of a traceback in its cause's text."""
+    error = ConnectionError("Failed to connect")
+    error.__cause__ = RuntimeError("Last error: Traceback …\n  File …\nRpcError: status 404\n")
+
+    line = ray_session.explain(error, "10.0.0.1:6379")
+
+    assert line == "cannot use the Ray cluster at 10.0.0.1:6379: RpcError: status 404"
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "nowhere.invalid:6379", "a:b"])
 def test_an_address_without_a_cluster_is_refused_at_once(address: str) -> None:
     """Ray would try for minutes; the message says what the address should be."""
