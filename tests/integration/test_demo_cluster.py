@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from cluster.demo import PROMPT
+from cluster.demo_keeper import RAY_PORTS
 from tests.helpers.server import wait_for
 from tests.integration.hosts import Host, hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PORT = 8000
 COMMAND = ("python", "-m", "cluster.demo_cluster", "--model", "scripted", "--log")
 ENV = {"OMP_NUM_THREADS": "1", "RAYWIRE_LOG_LEVEL": "WARNING"}
 """A log level that must not keep the demo from seeing its server start."""
@@ -33,10 +33,15 @@ def assert_nothing_is_left(host: Host) -> None:
 
 
 def test_the_demo_shows_a_job_on_ray_and_leaves_it_running(host: Host, tmp_path: Path) -> None:
-    """A streamed answer; curl line, logs and status work word for word; `kill` leaves nothing."""
-    said = host.run(*COMMAND, str(tmp_path / "log"), env=ENV, timeout_s=150).stdout
+    """A streamed answer, beside another Ray cluster that has the default ports; curl line, logs and
+    status work word for word; `kill` leaves nothing."""
+    with host.network(), contextlib.ExitStack() as taken:
+        for port in RAY_PORTS.values():
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        said = host.run(*COMMAND, str(tmp_path / "log"), env=ENV, timeout_s=150).stdout
 
     assert said.count(PROMPT) == 2, said  # it is an echo
+    assert f"127.0.0.1:{RAY_PORTS['--dashboard-port']}" not in said
     wait_for(lambda: "ready total=" in (tmp_path / "log").read_text(), "Ray forwards the log", 20)
     curl = re.search(r"curl .*?\}'", said, re.DOTALL)
     look = re.search(r"Look at it:\n\n(.*?)\n\n", said, re.DOTALL)
@@ -51,17 +56,6 @@ def test_the_demo_shows_a_job_on_ray_and_leaves_it_running(host: Host, tmp_path:
 
     host.run("bash", "-c", stop[1])
     assert_nothing_is_left(host)
-
-
-def test_ports_that_are_taken_are_left_alone(host: Host, tmp_path: Path) -> None:
-    """Another Ray cluster of this machine has the default ports: this one takes others."""
-    with host.network(), contextlib.ExitStack() as taken:
-        for port in (6379, 8265, 10001, 52365):
-            taken.enter_context(socket.create_server(("127.0.0.1", port)))
-        said = host.run(*COMMAND, str(tmp_path / "log"), env=ENV, timeout_s=150).stdout
-
-    assert said.count(PROMPT) == 2, said
-    assert "127.0.0.1:8265" not in said
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(host: Host, tmp_path: Path) -> None:
