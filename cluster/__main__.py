@@ -1,9 +1,12 @@
 """ENTRY of the command: `raywire …` or `python -m cluster …`."""
 
+import atexit
 import os
 import signal
 import sys
 from types import FrameType
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
@@ -13,6 +16,9 @@ def main() -> None:
         # While the rest is imported there is nothing to drain, and a stop is one in order all the
         # same. `launch` puts its own handlers in place of these as long as there is a server.
         _exit_on_signals(0)
+        # The first that is registered runs last. After it Python gives up its handlers, but leaves
+        # alone what is ignored: else a stop would change how a server ended.
+        atexit.register(_ignore_signals)
     # Not at the top: a spawned child imports the main module of its parent again, which for the
     # installed `raywire` script means this file, and it needs no command line.
     from cluster.cli import run
@@ -31,8 +37,13 @@ def _exit_on_signals(code: int) -> None:
     def end(_: int, frame: FrameType | None) -> None:
         os._exit(code)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in _STOP_SIGNALS:
         signal.signal(signum, end)
+
+
+def _ignore_signals() -> None:
+    for signum in _STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def run():
 cli = sys.modules["cluster.cli"] = types.ModuleType("cluster.cli")
 cli.run = run"""
 
+SLOW_FINALIZATION = """\
+import builtins, os
+class Last:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"here\\n")
+        sleep(0.5)
+builtins.last = Last()
+def run():
+    sys.exit(1)
+cli = sys.modules["cluster.cli"] = types.ModuleType("cluster.cli")
+cli.run = run"""
+
 
 def signalled(signum: signal.Signals, setup: str, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a command that gets a signal where `setup` makes it wait."""
@@ -66,3 +78,9 @@ def test_other_commands_end_as_commands_do() -> None:
 def test_a_stop_after_the_end_does_not_change_how_it_ended(signum: signal.Signals) -> None:
     """A server whose engine has died says so, whoever stops it then."""
     assert signalled(signum, SLOW_END, "serve", "scripted") == (1, "")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_the_interpreter_ends_does_not_either(signum: signal.Signals) -> None:
+    """Python has given up its own handlers by then."""
+    assert signalled(signum, SLOW_FINALIZATION, "serve", "scripted") == (1, "")
