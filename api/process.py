@@ -107,6 +107,8 @@ async def _serve(
             starting = asyncio.create_task(loading, name="start")
             await _until_there_is_a_reason_to_end(client, stop, starting, serving)
             starting.cancel()
+            # It may fail of what ends us in the very moment in which it is cancelled.
+            starting.add_done_callback(lambda task: task.cancelled() or task.exception())
             if client.death is not None:
                 await _linger(service)
             elif service.state == "serving":

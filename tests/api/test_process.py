@@ -1,6 +1,8 @@
 """How an API server starts, drains, ends, and what it never imports."""
 
+import asyncio
 import contextlib
+import gc
 import select
 import socket
 import subprocess
@@ -17,8 +19,8 @@ import pytest
 
 from api.chat_template import ChatTemplate
 from api.input_processor import InputProcessor
-from engine.errors import ConfigError
-from engine.wire import EngineCoreRequest, FinishReason
+from engine.errors import ConfigError, EngineDeadError
+from engine.wire import EngineCoreRequest, EngineReady, FinishReason
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving, wait_for
 
@@ -246,6 +248,35 @@ def test_engine_death_answers_everybody_and_ends_the_server() -> None:
         failed = 'raywire:request_success_total{engine="0",finished_reason="error",model_name="m"}'
         assert server.metric(failed) == 2
         assert server.join() == 1
+
+
+def test_death_during_the_start_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By whoever saw it first, not again as an exception of a task that nobody asks."""
+    is_patched = threading.Event()
+
+    def start(folder: Path) -> Path:
+        assert is_patched.wait(20)
+        return folder
+
+    is_waiting = threading.Event()
+
+    async def fail_when_cancelled(timeout_s: float) -> list[EngineReady]:
+        is_waiting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise EngineDeadError(0, "its own last words") from None
+        raise AssertionError
+
+    with serving(waits_until_ready=False, start=start) as server:
+        server.client.wait_ready = fail_when_cancelled  # type: ignore[method-assign]
+        is_patched.set()
+        assert is_waiting.wait(20)
+        server.client.mark_dead(0, "its own last words")
+
+        assert server.join() == 1
+    gc.collect()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_hung_engine_is_a_dead_engine() -> None:
