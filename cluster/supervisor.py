@@ -79,6 +79,8 @@ class Supervisor:
         self._processes: list[BaseProcess] = []
         self._wake_reader, self._wake_writer = multiprocessing.Pipe(duplex=False)
         self._watcher: threading.Thread | None = None
+        self._has_told = False
+        """A first cause, which may take a moment to reach `has_said_why`."""
 
     @property
     def exit_codes(self) -> list[int | None]:
@@ -171,9 +173,14 @@ class Supervisor:
         process = self._processes[index]
         process.join()
         may_have_spoken, line = judge(self._children[index], process.pid, process.exitcode)
-        if self._has_said_why(index) or (may_have_spoken and self._last_words_arrive(index)):
+        if (
+            self._has_told
+            or self._has_said_why(index)
+            or (may_have_spoken and self._last_words_arrive(index))
+        ):
             logger.info("%s; its cause is logged above", line)
         else:
+            self._has_told = True
             logger.error("first cause: %s", line)
         self._on_death(index, line)
 
