@@ -298,8 +298,9 @@ class RayEngines:
             self._on_death(actor.index, end.cause)
             return
         line = f"{actor} {end.cause or describe_exit(end.exit_code)}"
-        if end.cause is None and self._last_words_arrive():
-            logger.info("%s; its cause is logged above", line)
+        # What ended without a word may not be the first: a node takes all its ranks with it.
+        if self._last_words_arrive() if end.cause is None else self._has_said_why():
+            logger.info("%s; the first cause is logged above", line)
         else:
             logger.error("first cause: %s", line)
         self._on_death(actor.index, line)

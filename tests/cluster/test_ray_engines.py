@@ -1,10 +1,13 @@
 """Waiting for room, and what Ray's account of a death becomes. The actors themselves are in
 tests/integration/test_ray_server.py."""
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from cluster.actors import End
+from cluster.config import EngineOptions, ServeConfig
 from cluster.placement import (
     BusyError,
     Node,
@@ -14,9 +17,9 @@ from cluster.placement import (
     RankPlace,
     Resources,
 )
-from cluster.ray_engines import summarize
+from cluster.ray_engines import RayEngines, _Actor, summarize
 from cluster.ray_reservation import bundle, wait_for_room
-from engine.errors import ConfigError, ServerError
+from engine.errors import EXIT_FAILED, ConfigError, ServerError
 
 NODE = Node(node_id="aa", address="10.0.0.1", total=Resources(cpus=4), available=Resources(cpus=4))
 ROOM = Placement((RankPlace(rank=0, node=NODE, local_rank=0, devices=()),))
@@ -116,6 +119,26 @@ def test_a_bundle_asks_for_what_a_rank_needs() -> None:
     """Amounts of zero are left out: Ray refuses them."""
     assert bundle(RankDemand(cpus=4)) == {"CPU": 4.0}
     assert bundle(RankDemand(cpus=1, gpus=2)) == {"CPU": 1.0, "GPU": 2.0}
+
+
+def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both deaths are reported, and the log has one cause."""
+    deaths: list[tuple[int | None, str]] = []
+    config = ServeConfig(engine=EngineOptions(model="scripted"))
+    engines = RayEngines(config, lambda *death: deaths.append(death), lambda: bool(deaths))
+    caplog.set_level(logging.INFO)
+
+    for index in range(2):
+        actor = _Actor(index, f"EngineCore_DP{index}", "aa (10.0.0.1)", handle=None, pid=7)
+        engines._report(actor, End(exit_code=EXIT_FAILED, cause="died: node has died"))
+
+    assert [index for index, _ in deaths] == [0, 1]
+    [cause] = [r.getMessage() for r in caplog.records if "first cause:" in r.getMessage()]
+    assert cause == (
+        "first cause: engine core EngineCore_DP0 node=aa (10.0.0.1) pid=7 died: node has died"
+    )
 
 
 KILLED = """The actor died unexpectedly before finishing this task.
