@@ -140,15 +140,15 @@ def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
         ConfigError: one line, within CONNECT_TIMEOUT_S where the cluster exists: not there, another
             version, a wrong token, …
     """
-    named = address or os.environ.get("RAY_ADDRESS")
-    if named == "local" or (not named and not _has_cluster_here()):
+    named = address or os.environ.get("RAY_ADDRESS") or _cluster_here()
+    if named is None or named == "local":
         return _start(num_cpus)
-    if named and named != "auto":
+    if named != "auto":
         check_reachable(named)
     ray = load_ray()
-    shown = named or "this node"
-    logger.info("connecting to the Ray cluster at %s", shown)
-    _init(ray, shown, CONNECT_TIMEOUT_S, address=named)
+    logger.info("connecting to the Ray cluster at %s", named)
+    # Always told where: left to search, Ray may find none, and then starts one without a word.
+    _init(ray, named, CONNECT_TIMEOUT_S, address=named)
     session = RaySession(ray, is_ours=False)
     logger.info("connected to Ray %s as node %s", ray.__version__, session)
     return session
@@ -180,15 +180,17 @@ def _start(num_cpus: int | None) -> RaySession:
     return session
 
 
-def _has_cluster_here() -> bool:
-    """Whether `ray start` has made this a node of a cluster that still lives. Ray remembers the
+def _cluster_here() -> str | None:
+    """The cluster of which `ray start` has made this a node, if it still lives. Ray remembers its
     address in this file, which survives a crash; asked itself, it would try that for minutes."""
-    temporary_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-    try:
-        check_reachable((temporary_folder / "ray/ray_current_cluster").read_text().strip())
-    except (OSError, ConfigError):
-        return False
-    return True
+    # Who called `ray start` may have had a TMPDIR, as we, or none.
+    own = os.environ.get("RAY_TMPDIR")
+    for folder in (own,) if own else (os.environ.get("TMPDIR"), "/tmp"):
+        with contextlib.suppress(OSError, ConfigError):
+            address = (Path(folder or "/tmp") / "ray/ray_current_cluster").read_text().strip()
+            check_reachable(address)
+            return address
+    return None
 
 
 def _init(ray: Any, shown: str, timeout_s: float, **arguments: Any) -> None:

@@ -115,15 +115,29 @@ def test_a_cluster_that_has_died_is_not_taken_for_one(
 ) -> None:
     """Ray's note of this node's cluster counts as long as somebody listens there."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert not ray_session._has_cluster_here()
+    assert ray_session._cluster_here() is None
 
     (tmp_path / "ray").mkdir()
     note = tmp_path / "ray" / "ray_current_cluster"
-    note.write_text(f"127.0.0.1:{listener.getsockname()[1]}\n")
-    assert ray_session._has_cluster_here()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    note.write_text(f"{address}\n")
+    assert ray_session._cluster_here() == address
 
     note.write_text("127.0.0.1:1\n")
-    assert not ray_session._has_cluster_here()
+    assert ray_session._cluster_here() is None
+
+
+def test_the_cluster_here_is_found_in_the_temporary_folder_of_the_site(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray follows TMPDIR, and another cluster in /tmp is not meant then."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+
+    assert ray_session._cluster_here() == address
 
 
 def test_a_node_is_what_ray_says_of_it() -> None:
