@@ -157,6 +157,9 @@ class ExecutorConfig:
     attention_backend: str | None = None
     """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
 
+    kernel_cache_dir: str | None = None
+    """Where compiled kernels are kept, and built at first use; None leaves their work to torch."""
+
     start_method: Literal["spawn", "fork"] = "spawn"
     """How worker processes start (`RAYWIRE_WORKER_MULTIPROC_METHOD`). Fork is quick but unsafe in a
     process that has used CUDA, ZeroMQ or threads, as an engine core has."""

@@ -1,0 +1,24 @@
+"""The compiled kernels, built at the first use on this machine and kept where a server keeps
+them."""
+
+import functools
+import os
+
+import pytest
+
+from cluster import environment
+from workers import native
+from workers.linear import NativeLinear
+
+
+def cache_dir() -> str:
+    return str(environment.read(os.environ).cache_dir)
+
+
+@functools.cache
+def backend(num_threads: int = 2) -> NativeLinear:
+    """Return the back end; skips the test where there is no C++ compiler."""
+    kernels = native.load(environment.read(os.environ).cache_dir, num_threads)
+    if kernels is None:
+        pytest.skip("no C++ compiler: the kernels cannot be built")
+    return NativeLinear(kernels)

@@ -1,0 +1,81 @@
+// Vectors of 16 lanes and the bfloat16 that goes in and out of them, for all kernels of this folder.
+//
+// Written with the vector extensions of GCC and Clang: the compiler makes of a 64-byte vector one
+// AVX-512 register, two of AVX2 or four of NEON. Intrinsics appear only where an instruction has no
+// other spelling. Exported functions are plain C, called through ctypes (`native.py`).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+using bf16 = uint16_t;  // the upper half of a float
+using Floats = float __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Words = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+constexpr int LANES = 16;
+
+template <typename To, typename From>
+static inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+static inline Floats all(float x) { return Floats{} + x; }
+
+template <typename Vector>
+static inline Vector load(const void* from) {
+    Vector vector;
+    memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+static inline float to_float(bf16 x) { return bits<float>(uint32_t(x) << 16); }
+
+static inline Floats load_bf16(const bf16* from) {
+    return bits<Floats>(__builtin_convertvector(load<Halves>(from), Words) << 16);
+}
+
+// Round to nearest, ties to even, as torch does. A NaN may become an infinity.
+static inline bf16 to_bf16(float x) {
+    uint32_t word = bits<uint32_t>(x);
+    return bf16((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+static inline void store_bf16(bf16* to, Floats x) {
+    Words word = bits<Words>(x);
+    Halves half = __builtin_convertvector((word + 0x7fff + ((word >> 16) & 1)) >> 16, Halves);
+    memcpy(to, &half, sizeof half);
+}
+
+static inline Floats round_bf16(Floats x) {
+    Words word = bits<Words>(x);
+    return bits<Floats>((word + 0x7fff + ((word >> 16) & 1)) & 0xffff0000u);
+}
+
+static inline float sum(Floats x) {
+    float total = 0;
+    for (int i = 0; i < LANES; ++i) total += x[i];
+    return total;
+}
+
+// e^x to about 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+static inline Floats exp(Floats x) {
+    x = x < -87.0f ? all(-87.0f) : x;
+    x = x > 88.0f ? all(88.0f) : x;
+    const Floats magic = all(12582912.0f);  // adding 1.5 · 2^23 rounds to an integer
+    Floats n = (x * 1.44269504f + magic) - magic;
+    Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
+    Floats p = all(1.0f / 720);
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+    return p * bits<Floats>(power);
+}

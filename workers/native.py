@@ -1,0 +1,234 @@
+"""Our compiled kernels: built once per machine, kept in the cache, called through ctypes.
+
+The sources are `kernels/*.cpp`. They include no header of torch's, so that any C++ compiler builds
+them in a few seconds, and a build does not depend on the version of torch. A build belongs to one
+processor and one state of the sources; the name of its folder is a hash of both.
+"""
+
+import ctypes
+import hashlib
+import logging
+import platform
+import shutil
+import subprocess
+import time
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers import atomic_folder
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).with_name("kernels")
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_TIMEOUT_S = 300.0
+
+_LIBRARY = "kernels.so"
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread")
+_DOT, _FLOAT = 0, 1
+ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "silu": 2}
+
+_SIGNATURES = {
+    "raywire_has_dot": (),
+    "raywire_pack": (c_void_p, c_int64, c_int64, c_int),
+    "raywire_linear": (*[c_void_p] * 4, *[c_int64] * 3, *[c_int] * 4),
+    "raywire_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
+    "raywire_rms_norm": (*[c_void_p] * 3, c_int64, c_int64, c_float, c_int, c_int),
+    "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
+}
+
+
+class Kernels:
+    """The kernels of one built library. Tensors are contiguous bfloat16 on the CPU, unless said.
+
+    Args:
+        library: loaded.
+        num_threads: that share the work of a call.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        for name, arguments in _SIGNATURES.items():
+            getattr(library, name).argtypes = arguments
+        self._linear = library.raywire_linear
+        self._pack = library.raywire_pack
+        self._rows = library.raywire_rows
+        self._rms_norm = library.raywire_rms_norm
+        self._norm_and_rotate = library.raywire_norm_and_rotate
+        self._num_threads = num_threads
+        self._has_dot = bool(library.raywire_has_dot())
+        self._arithmetic = self._faster_arithmetic()
+
+    @property
+    def arithmetic(self) -> str:
+        return "bf16-dot" if self._arithmetic == _DOT else "float"
+
+    def pack(self, weight: Tensor) -> None:
+        """Bring a weight `[outputs, inputs]`, a multiple of 16 and an even number, into the order
+        that `linear` reads, in place."""
+        self._pack(weight.data_ptr(), *weight.shape, self._num_threads)
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        activation: int = ACTIVATIONS["none"],
+    ) -> None:
+        """Write `x @ weight.T + bias` into `out`, which may be float32.
+
+        Args:
+            x: `[…, inputs]`.
+            weight: packed.
+            bias: as long as the packed weight has rows, or None.
+            out: `[…, outputs]`; with an activation, half as many as the weight has rows, which are
+                gate and up in turns of 16.
+            activation: one of `ACTIVATIONS`.
+        """
+        num_inputs = x.shape[-1]
+        self._linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.numel() // num_inputs,
+            out.shape[-1] if activation == 0 else weight.shape[0],
+            num_inputs,
+            self._arithmetic,
+            activation,
+            out.dtype == torch.float32,
+            self._num_threads,
+        )
+
+    def rows(self, weight: Tensor, ids: Tensor, out: Tensor) -> None:
+        """Write rows `ids` (int64) of a packed weight into `out`."""
+        self._rows(
+            *(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[1]),
+            self._num_threads,
+        )
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, out: Tensor, eps: float, rounds_first: bool
+    ) -> None:
+        """Normalise the last dimension, a multiple of 16.
+
+        Args:
+            x: to be normalised.
+            weight: factors, float32.
+            out: the result.
+            eps: added to the mean square.
+            rounds_first: before the weight is multiplied in, as Llama does and Gemma does not.
+        """
+        size = x.shape[-1]
+        self._rms_norm(
+            *(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size),
+            *(eps, rounds_first, self._num_threads),
+        )
+
+    def norm_and_rotate(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        rotary: tuple[Tensor, Tensor],
+        num_kv_heads: int,
+        eps: float,
+        rounds_first: bool,
+    ) -> None:
+        """Norm query and key heads, then give them their position, in place.
+
+        Args:
+            qkv: `[tokens, heads + 2 · num_kv_heads, head_dim]`, head_dim a multiple of 32.
+            norms: factors for queries and keys, float32; None where heads are not normed.
+            rotary: cosine and sine, `[tokens, head_dim]` each.
+            num_kv_heads: of keys, and of values.
+            eps: see `rms_norm`.
+            rounds_first: see `rms_norm`.
+        """
+        num_tokens, num_heads, head_dim = qkv.shape
+        q_weight, k_weight = (n.data_ptr() for n in norms) if norms else (None, None)
+        self._norm_and_rotate(
+            *(qkv.data_ptr(), q_weight, k_weight, rotary[0].data_ptr(), rotary[1].data_ptr()),
+            *(num_tokens, num_heads - 2 * num_kv_heads, num_kv_heads, head_dim),
+            *(eps, rounds_first, self._num_threads),
+        )
+
+    def _faster_arithmetic(self) -> int:
+        """Time both on a small layer: on some processors the dot is the slower one."""
+        if not self._has_dot:
+            return _FLOAT
+        weight = torch.zeros(1024, 512, dtype=torch.bfloat16)
+        x, out = weight[:24], torch.empty(24, 1024, dtype=torch.bfloat16)
+        took = {_DOT: float("inf"), _FLOAT: float("inf")}
+        for _ in range(5):
+            for self._arithmetic in took:
+                began = time.thread_time()
+                self.linear(x, weight, None, out)
+                took[self._arithmetic] = min(took[self._arithmetic], time.thread_time() - began)
+        return min(took, key=took.__getitem__)
+
+
+def load(cache_dir: Path, num_threads: int) -> Kernels | None:
+    """Build the kernels if this machine has not yet, and load them. None, and one line in the log,
+    where they cannot be had."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    folder = cache_dir / "kernels" / _key()
+    if compiler is None and not folder.is_dir():
+        _give_up(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+        return None
+    try:
+        with atomic_folder.new_folder(folder) as draft:
+            if draft is not None:
+                assert compiler is not None
+                _build(compiler, draft / _LIBRARY)
+        return Kernels(ctypes.CDLL(str(folder / _LIBRARY)), num_threads)
+    except (OSError, subprocess.SubprocessError) as error:
+        _give_up(_first_line(error))
+        return None
+
+
+def _build(compiler: str, target: Path) -> None:
+    began = time.monotonic()
+    native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
+    subprocess.run(
+        [compiler, *_FLAGS, native, "-shared", "-o", str(target), *sources],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    logger.info("kernels built compiler=%s seconds=%.1f", compiler, time.monotonic() - began)
+
+
+def _key() -> str:
+    """Of the sources and the processor. A build uses whatever instructions it has."""
+    digest = hashlib.sha256(repr((_FLAGS, platform.machine())).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update("\n".join(sorted(_processor())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {platform.processor()}
+    names = ("model name", "flags", "Features", "CPU part")
+    return {line for line in lines if line.startswith(names)}
+
+
+def _give_up(reason: str) -> None:
+    logger.warning(
+        "kernels not available (%s): torch computes instead, and a decode step takes about twice"
+        " as long",
+        reason,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)
