@@ -117,8 +117,9 @@ class EngineActor:
 
     def _config(self) -> EngineConfig:
         """The settings, with the model as it is on this node."""
-        config = self._start.config
         cache_dir = environment.read(os.environ).cache_dir
+        executor = dataclasses.replace(self._start.config.executor, kernel_cache_dir=str(cache_dir))
+        config = dataclasses.replace(self._start.config, executor=executor)
         # torch makes this folder when it is imported, and would leave it in the temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "torchinductor"))
         if self._start.model is None:

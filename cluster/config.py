@@ -133,6 +133,7 @@ class EngineOptions:
             attention_backend=self.attention_backend,
             start_method=environment.worker_multiproc_method or "spawn",
             rpc_base_path=environment.rpc_base_path,
+            kernel_cache_dir=str(environment.cache_dir),
         )
 
     def engine_configs(

@@ -164,7 +164,7 @@ class Worker:
     def _load_causal_lm(self) -> WorkerReport:
         # transformers takes two to three seconds to import, which the scripted model need not wait
         # for.
-        from workers import loader
+        from workers import linear, loader, patcher
         from workers.attention.select import select_backend
         from workers.causal_lm import CausalLM
 
@@ -178,6 +178,12 @@ class Worker:
         )
         num_local = resources.num_local_workers(settings)
         loaded = loader.load(settings.model, self._parallel, self._device, num_local)
+        packed = linear.choose(
+            *(loaded.dtype, self._device, settings.executor.kernel_cache_dir),
+            torch.get_num_threads(),
+        )
+        if packed is not None:
+            patcher.patch(loaded.model, packed)
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
         max_len = int(loaded.config.max_position_embeddings)
         return WorkerReport(
@@ -190,6 +196,7 @@ class Worker:
             block_size=self._block_size,
             weight_bytes=loaded.weight_bytes,
             description=f"device={self._device} attention={backend.name}"
+            f" linear={packed.name if packed else 'torch'}"
             f" threads={torch.get_num_threads()} layers={len(model.layers)}",
         )
 

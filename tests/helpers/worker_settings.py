@@ -29,6 +29,7 @@ def worker_config(
     device: str = "cpu",
     kv_cache_memory_bytes: int | None = None,
     num_local_engines: int = 1,
+    kernel_cache_dir: str | None = None,
 ) -> EngineConfig:
     """Return the settings of an engine on this model, with one thread per worker."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
@@ -43,6 +44,7 @@ def worker_config(
             attention_backend=attention_backend,
             num_local_engines=num_local_engines,
             execute_timeout_s=30.0,
+            kernel_cache_dir=kernel_cache_dir,
         ),
     )
 

@@ -1,0 +1,175 @@
+"""Replaced modules compute what transformers' did; whatever is not understood stays as it is."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from engine.config import ModelConfig
+from engine.sampling_params import SamplingParams
+from tests.helpers.built_kernels import backend, cache_dir
+from tests.helpers.plan_driver import PlanDriver, Sequence
+from tests.helpers.tiny_models import ARCHITECTURES, clear_prompts, plain_logits, tiny_model
+from tests.helpers.worker_settings import loaded_worker, worker_config
+from workers import loader, patcher
+from workers.linear import PackedEmbedding, PackedLinear
+from workers.parallel import Parallel, Place
+
+CPU = torch.device("cpu")
+FUSED = {"llama": 3, "qwen2": 2, "mistral": 2, "gemma3": 4, "gpt2": 0, "qwen3": 3}
+"""Layers whose MLP and attention are known by their parts. Heads of 16 do not fill the vectors of
+the rotary kernel: llama's, qwen2's and mistral's tiny models keep their attention."""
+SMALL_HEADS = ("llama", "qwen2", "mistral")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def loaded(folder: Path) -> Any:
+    alone = Parallel(Place(0, 1, 0, 1), "", CPU, timeout_s=1.0)
+    settings = ModelConfig(path=str(folder), model_type="any", dtype="bfloat16")
+    return loader.load(settings, alone, CPU, 1).model
+
+
+def kinds(model: nn.Module) -> dict[str, int]:
+    return {
+        kind.__name__: sum(isinstance(module, kind) for module in model.modules())
+        for kind in (patcher.RMSNorm, patcher.GatedMLP, patcher.FusedAttention, PackedEmbedding)
+    }
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_known_parts_are_replaced(architecture: str, models: Path) -> None:
+    """Norms, MLPs and attention of each layer, without any architecture's name; no linear layer
+    stays unpacked."""
+    model = loaded(tiny_model(architecture, models))
+    patcher.patch(model, backend())
+
+    found, layers = kinds(model), FUSED[architecture]
+    assert found["GatedMLP"] == layers
+    assert found["FusedAttention"] == (0 if architecture in SMALL_HEADS else layers)
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    assert found["PackedEmbedding"] == bool(model.config.tie_word_embeddings)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_as_close_to_float32_as_before(architecture: str, models: Path) -> None:
+    """Log probabilities of prompts: the mean distance from transformers in float32 is what plain
+    bfloat16 has, or less. Prefilled in chunks and decoded together."""
+    folder = tiny_model(architecture, models)
+    prompts = clear_prompts(folder, 8, 4)
+    exact = [plain_logits(folder, prompt).log_softmax(-1) for prompt in prompts]
+
+    ours, plain = (
+        distance(prompt_logprobs(folder, prompts, kernels), prompts, exact)
+        for kernels in (cache_dir(), None)
+    )
+
+    assert ours <= 1.15 * plain  # a few hundred tokens: some scatter either way
+
+
+def prompt_logprobs(
+    folder: Path, prompts: list[list[int]], kernel_cache_dir: str | None
+) -> list[Sequence]:
+    config = worker_config(folder, dtype="bfloat16", kernel_cache_dir=kernel_cache_dir)
+    params = SamplingParams(temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    sequences = [Sequence(str(i), p, 3, params) for i, p in enumerate(prompts)]
+    PlanDriver(loaded_worker(config).execute_model).run(sequences, chunk=7)
+    return sequences
+
+
+def distance(sequences: list[Sequence], prompts: list[list[int]], exact: list[Tensor]) -> float:
+    """Mean absolute difference of the prompts' own tokens' log probabilities."""
+    total, count = 0.0, 0
+    for sequence, prompt, logprobs in zip(sequences, prompts, exact, strict=True):
+        expected = logprobs[range(len(prompt) - 1), prompt[1:]]
+        ours = torch.cat(
+            [torch.from_numpy(part.logprobs[:, 0].copy()) for part in sequence.prompt_logprobs]
+        )
+        total += float((ours - expected).abs().sum())
+        count += len(expected)
+    return total / count
+
+
+class LooksLikeAnMLP(nn.Module):
+    """The right parts, put together in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(32, 48, bias=False, dtype=torch.bfloat16)
+        self.up_proj = nn.Linear(32, 48, bias=False, dtype=torch.bfloat16)
+        self.down_proj = nn.Linear(48, 32, bias=False, dtype=torch.bfloat16)
+        self.act_fn = silu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))  # type: ignore[no-any-return]
+
+
+class OddRMSNorm(nn.Module):
+    """Scaled by half as much as any that we know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-6
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 32, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            x * torch.rsqrt(x.float().square().mean(-1, keepdim=True)).to(x.dtype) * self.weight / 2
+        )
+
+
+class Model(nn.Module):
+    """Only as much of a model as the patcher asks for."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def get_input_embeddings(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("part", [LooksLikeAnMLP, OddRMSNorm])
+def test_what_computes_something_else_is_left_alone(
+    part: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line in the log, and the same results as before."""
+    model = Model(part().requires_grad_(False))
+    x = torch.randn(9, 32).to(torch.bfloat16)
+    expected = model.part(x)
+
+    with caplog.at_level(logging.INFO):
+        patcher.patch(model, backend())
+
+    assert type(model.part) is part
+    assert sum("left alone" in record.message for record in caplog.records) == 1
+    assert patcher.agree(model.part(x), expected)
+
+
+def test_a_tied_weight_is_there_once(models: Path) -> None:
+    """Head and embedding read the same memory, which is where it was loaded."""
+    model = loaded(tiny_model("gemma3", models))
+    patcher.patch(model, backend())
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert isinstance(head, PackedLinear)
+    assert embedding._head[0] is head
+    assert not dict(model.named_parameters()).keys() & {"lm_head.weight"}
+
+
+def test_agreement_is_judged_by_column() -> None:
+    """A small column that is wrong is not hidden by a large one."""
+    theirs = torch.randn(16, 4) * torch.tensor([1000.0, 1.0, 1.0, 1.0])
+    wrong = theirs.clone()
+    wrong[:, 2] *= 1.5
+    assert patcher.agree(theirs * (1 + 2**-9), theirs)
+    assert not patcher.agree(wrong, theirs)
