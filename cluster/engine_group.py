@@ -24,6 +24,9 @@ class Reach:
     """The address of this node on which the wires must be bound for them; None: all of them are
     local, and the wires are ipc."""
 
+    address: str | None = None
+    """Of this node as the others know it; None where nobody knows."""
+
 
 class EngineGroup(Protocol):
     """Engine cores that start together, live together and end together.

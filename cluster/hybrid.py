@@ -22,6 +22,7 @@ from typing import Any
 
 from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nodes
 from cluster.config import ServeConfig
+from cluster.http_socket import url
 from cluster.placement import demand_of
 from cluster.ray_engines import RUNTIME_ENV, summarize
 from cluster.ray_job import drain_s, stop_advice
@@ -195,12 +196,11 @@ class _NodeServers:
             handle = made.options(**options).remote(start)
             self._actors.append(_Actor(start.title, chosen.node.label, handle, handle.run.remote()))
             logger.info(
-                "server of ranks %d to %d on node %s: http://%s:%d",
+                "server of ranks %d to %d on node %s: %s",
                 first_rank,
                 first_rank + num_local - 1,
                 chosen.node.label,
-                chosen.node.address,
-                config.port,
+                url(config.host, config.port, chosen.node.address),
             )
 
     def _watch(self) -> None:

@@ -28,6 +28,7 @@ from cluster.config import EngineOptions, ResolvedModel, ServeConfig
 from cluster.engine_group import EngineGroup
 from cluster.environment import Environment
 from cluster.front import Front, OnReady, OwnApiServer
+from cluster.http_socket import url
 from cluster.local_engines import LocalEngines
 from cluster.model_source import resolve
 from cluster.plan import Topology
@@ -103,6 +104,8 @@ class _Server:
         self._config = config
         self._folder = folder
         self._port = http_sockets[0].getsockname()[1]
+        self._url = ""
+        """Known once the node is."""
         self._waterfall = Waterfall(process_age_s())
         self.front = _make_front(config, http_sockets, self._on_ready)
         self._engines = _make_engines(config, self.front)
@@ -122,6 +125,7 @@ class _Server:
             self._port,
         )
         reach = self._engines.place()
+        self._url = url(self._config.host, self._port, reach.address)
         self._waterfall.mark("place")
         binder = WireBinder(self._folder, reach.host, self._config.wire_port_range)
         wires = [binder.api_server(i) for i in range(self._config.topology.num_api_servers)]
@@ -148,7 +152,7 @@ class _Server:
 
     def _on_ready(self, all_ready: Sequence[EngineReady]) -> None:
         """Requests are served: nobody needs the sockets' names any more, and the log gets the
-        start-up times."""
+        start-up times and the address."""
         self._folder.remove()
         slowest = max(all_ready, key=lambda ready: ready.load_s)
         self._waterfall.mark_before("spawn", slowest.load_s)
@@ -156,6 +160,7 @@ class _Server:
         self._waterfall.mark_before("weights", slowest.kv_cache_s)
         self._waterfall.mark("kv_cache")
         logger.info("ready total=%.1fs %s", self._waterfall.total_s, self._waterfall)
+        logger.info("serving at %s", self._url)
 
 
 # -------------------------------------------------------------------------------------- the parts

@@ -134,7 +134,7 @@ class RayEngines:
             )
         for chosen in placement.ranks:
             logger.info("placed rank=%d node=%s", self._rank(chosen), chosen.node.label)
-        return Reach(host=self._host)
+        return Reach(host=self._host, address=session.address)
 
     def _rank(self, chosen: RankPlace) -> int:
         """Placement counts the ranks of this server; others may have lower ones."""

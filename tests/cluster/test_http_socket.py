@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.http_socket import listen, listen_group
+from cluster.http_socket import listen, listen_group, url
 from engine.errors import ConfigError
 
 
@@ -76,3 +76,19 @@ def test_a_second_server_cannot_join_the_port() -> None:
         for count in (1, 2):
             with pytest.raises(ConfigError, match="Address already in use"):
                 listen_group("127.0.0.1", port, count)
+
+
+@pytest.mark.parametrize(
+    ("host", "node_address", "shown"),
+    [
+        ("0.0.0.0", "10.0.0.7", "http://10.0.0.7:8000"),
+        ("::", "fd00::7", "http://[fd00::7]:8000"),
+        ("0.0.0.0", None, "http://localhost:8000"),
+        ("127.0.0.1", "10.0.0.7", "http://127.0.0.1:8000"),
+    ],
+)
+def test_a_url_is_where_clients_find_the_server(
+    host: str, node_address: str | None, shown: str
+) -> None:
+    """A wildcard stands for the node's address, and that of IPv6 has brackets."""
+    assert url(host, 8000, node_address) == shown

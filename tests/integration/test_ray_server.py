@@ -102,6 +102,7 @@ def test_ranks_on_two_nodes_are_reached_over_tcp(nodes: RayNodes, tmp_path: Path
         }
         for rank in ("0", "1"):
             assert complete(server, **{"X-data-parallel-rank": rank}) == "ok"
+        server.wait_for_log(rf"serving at http://127\.0\.0\.3:{server.port}\n")
 
 
 def test_a_stop_while_the_model_loads_leaves_nothing(nodes: RayNodes) -> None:
