@@ -25,9 +25,10 @@ from pathlib import Path
 import click
 
 from cluster import environment
+from cluster.bench import machine, server_process
+from cluster.bench.http_load import Workload
 from cluster.model_source import resolve
-from tests.bench import machine, server_run
-from tests.bench.http_load import Workload
+from tests.bench import server_run
 from tests.bench.report import EngineResult, Report, write_into
 from tests.bench.scale import STEP_S, ScaleSettings, measure_all
 from tests.bench.scale_report import ScaleReport
@@ -176,7 +177,8 @@ def _engines(vllm_python: str | None, vllm_env: Sequence[str]) -> list[Engine]:
 def _measure_offline(engine: Engine, settings: Settings, result: EngineResult) -> None:
     out = settings.logs / f"{engine.name}-offline.json"
     command = [
-        *(engine.python, str(Path(__file__).with_name("offline_run.py"))),
+        # -P: the folder of that file is not the place to import from.
+        *(engine.python, "-P", str(ROOT / "cluster" / "bench" / "offline_run.py")),
         *("--engine", engine.name.lower(), "--model", str(settings.folder), "--out", str(out)),
         *("--batches", *(str(size) for size in settings.batches)),
         *("--prompt-tokens", str(settings.prompt_tokens)),
@@ -202,7 +204,7 @@ def _measure_offline(engine: Engine, settings: Settings, result: EngineResult) -
 
 
 def _measure_server(engine: Engine, settings: Settings, result: EngineResult) -> None:
-    port = server_run.free_port()
+    port = server_process.free_port()
     length = settings.prompt_tokens + settings.output_tokens
     limits = [
         *("--max-model-len", str(length), "--max-num-seqs", str(max(settings.batches))),
@@ -211,7 +213,7 @@ def _measure_server(engine: Engine, settings: Settings, result: EngineResult) ->
     ]
     folder = str(settings.folder)
     if engine.is_ours:
-        command = server_run.raywire_command(folder, port, limits)
+        command = server_process.raywire_command(folder, port, limits)
     else:
         command = server_run.vllm_command(engine.python, folder, port, limits)
     click.echo(f"{engine.name}: the server", err=True)

@@ -20,9 +20,9 @@ from typing import Any
 import click
 
 from cluster import environment
+from cluster.bench import machine
 from cluster.model_source import resolve
 from engine.step import KVCacheSpec
-from tests.bench import machine
 from tests.helpers.worker_settings import worker_config
 from workers import resources
 

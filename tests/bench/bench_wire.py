@@ -20,9 +20,9 @@ import uvloop
 
 from api.engine_client import EngineClient
 from cluster.addresses import wire_config
+from cluster.bench.percentile import percentile
 from engine.bound import ServerWires
 from engine.curve import CurveKeys
-from tests.bench.percentile import percentile
 from tests.helpers.api_peer import make_request, socket_folder
 from tests.helpers.core_process import make_config, start_process
 from tests.helpers.outputs import read

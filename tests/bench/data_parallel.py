@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench import machine, server_run
-from tests.bench.machine import Tree, Usage
+from cluster.bench import machine, server_process
+from cluster.bench.machine import Tree, Usage
 from tests.bench.steady_load import SteadyLoad, run_steady_load
 
 WARM_UP_S = 1.5
@@ -77,11 +77,11 @@ def measure_scale(
 ) -> ScaleResult:
     """Start a server of that shape, put it under its load, and stop it."""
     say(f"{shape.ranks} ranks, {shape.api_servers} API servers")
-    port = server_run.free_port()
+    port = server_process.free_port()
     flags = ["-dp", str(shape.ranks), "--data-parallel-backend", "mp"]
     flags += ["--api-server-count", str(shape.api_servers), "--served-model-name", "bench"]
-    command = server_run.raywire_command(str(model), port, flags)
-    with server_run.started(command, environ, port, log, "/ready") as (process, ready_s):
+    command = server_process.raywire_command(str(model), port, flags)
+    with server_process.started(command, environ, port, log, "/ready") as (process, ready_s):
         meter = Meter(process.pid)
         load = run_steady_load(
             port,
@@ -91,7 +91,7 @@ def measure_scale(
             window_s=shape.window_s,
             on_edge=meter.read,
         )
-        result = ScaleResult(shape, ready_s, server_run.waterfall(log), load)
+        result = ScaleResult(shape, ready_s, server_process.waterfall(log), load)
         meter.report(result)
     return result
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.bench import server_process
 from cluster.demo_keeper import NUM_RANKS
-from tests.bench import server_run
 
 _SUBMITTED = re.compile(r"submitted successfully")
 _TIMEOUT_S = 180.0
@@ -37,7 +37,7 @@ def measure_ray_start(
 ) -> RayStart:
     """Start Ray, submit a server to it, and end both."""
     say("Ray: from submit to ready")
-    port = server_run.free_port()
+    port = server_process.free_port()
     # Short: Ray puts sockets below it. The keeper removes it.
     folder = tempfile.mkdtemp(prefix="rw-")
     command = [sys.executable, "-m", "cluster.demo_keeper", folder, str(model), str(port)]
@@ -51,14 +51,14 @@ def measure_ray_start(
         try:
             _wait_submitted(keeper, log)
             submitted = time.monotonic()
-            server_run.wait_up(keeper, port, log, "/ready")
+            server_process.wait_up(keeper, port, log, "/ready")
             ready_s = time.monotonic() - submitted
         finally:
             keeper.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 keeper.wait(_STOP_TIMEOUT_S)
             keeper.kill()
-    return RayStart(submitted - began, ready_s, server_run.waterfall(log))
+    return RayStart(submitted - began, ready_s, server_process.waterfall(log))
 
 
 def _wait_submitted(keeper: "subprocess.Popen[bytes]", log: Path) -> None:

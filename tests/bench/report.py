@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.machine import Load
+from cluster.bench.machine import Load
 from tests.bench.server_run import ServerResult
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"

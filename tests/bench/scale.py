@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench import bench_route, server_run
+from cluster.bench import server_process
+from tests.bench import bench_route
 from tests.bench.bench_wire import measure_trips
 from tests.bench.data_parallel import measure_scale, shapes
 from tests.bench.ray_start import measure_ray_start
@@ -61,15 +62,15 @@ def measure_all(settings: ScaleSettings, say: Callable[[str], None]) -> ScaleFig
 
 def _first_tokens(model: Path, settings: ScaleSettings, say: Callable[[str], None]) -> FirstTokens:
     say("the first token")
-    port, out = server_run.free_port(), settings.logs / "first-token.json"
-    server = server_run.raywire_command(str(model), port, ["--served-model-name", "bench"])
+    port, out = server_process.free_port(), settings.logs / "first-token.json"
+    server = server_process.raywire_command(str(model), port, ["--served-model-name", "bench"])
     client = [sys.executable, "-m", "tests.bench.first_token", "--model", str(model)]
     client += ["--port", str(port), "--out", str(out), "--rounds", str(settings.rounds)]
     # It has threads and sockets of its own when it starts the second engine.
     environ = {**settings.environ, "RAYWIRE_WORKER_MULTIPROC_METHOD": "spawn"}
     log = _log(settings, "first-token")
     with (
-        server_run.started(server, settings.environ, port, log, "/ready"),
+        server_process.started(server, settings.environ, port, log, "/ready"),
         log.open("ab") as output,
     ):
         subprocess.run(

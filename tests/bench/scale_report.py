@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cluster.bench.percentile import percentile
 from tests.bench.bench_route import NUM_RANKS, NUM_TRACKED
 from tests.bench.bench_wire import PROMPT_TOKENS, Trips
 from tests.bench.data_parallel import ROLES, ScaleResult
-from tests.bench.percentile import percentile
 from tests.bench.ray_start import RayStart
 from tests.bench.report import number, table
 

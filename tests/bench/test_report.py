@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.bench.machine import Load, ProcessMemory
+from cluster.bench.percentile import percentile
 from tests.bench.__main__ import _command
 from tests.bench.bench_wire import Trips
 from tests.bench.data_parallel import ScaleResult, Shape
-from tests.bench.machine import Load, ProcessMemory
-from tests.bench.percentile import percentile
 from tests.bench.report import EngineResult, Report, write_into
 from tests.bench.scale_report import FirstTokens, RouteCost, ScaleFigures, ScaleReport
 from tests.bench.server_run import ServerResult, Streams
