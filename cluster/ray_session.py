@@ -112,6 +112,9 @@ class RaySession:
         thread.join(timeout_s)
         if thread.is_alive():
             atexit.unregister(self.ray.shutdown)  # it would wait as well
+            # And Ray's threads would crash the interpreter that ends under them. SIGTERM ends this
+            # process without that, with the exit code that is decided by then (`__main__`).
+            atexit.register(signal.raise_signal, signal.SIGTERM)
         return not thread.is_alive()
 
     def __str__(self) -> str:

@@ -44,6 +44,18 @@ cli = sys.modules["cluster.cli"] = types.ModuleType("cluster.cli")
 cli.run = run"""
 
 
+LEFT_BEHIND = """\
+import atexit, os, threading
+from unittest.mock import Mock
+from cluster.ray_session import RaySession
+def run():
+    atexit.register(os.abort)  # what follows in the end of the interpreter
+    assert not RaySession(Mock(), is_ours=False).end_within(0.01, threading.Event().wait)
+    sys.exit(1)
+cli = sys.modules["cluster.cli"] = types.ModuleType("cluster.cli")
+cli.run = run"""
+
+
 def signalled(signum: signal.Signals, setup: str, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a command that gets a signal where `setup` makes it wait."""
     with subprocess.Popen(
@@ -84,3 +96,11 @@ def test_a_stop_after_the_end_does_not_change_how_it_ended(signum: signal.Signal
 def test_a_stop_while_the_interpreter_ends_does_not_either(signum: signal.Signals) -> None:
     """Python has given up its own handlers by then."""
     assert signalled(signum, SLOW_FINALIZATION, "serve", "scripted") == (1, "")
+
+
+def test_ray_that_is_left_behind_does_not_change_how_it_ended() -> None:
+    """Its threads crash an interpreter that ends under them, so ours does not get as far."""
+    script = SCRIPT.format(arguments=("serve", "scripted"), setup=LEFT_BEHIND)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (1, b"")
