@@ -28,6 +28,7 @@ from engine.wire import (
     StartWave,
 )
 from tests.helpers.api_peer import ApiPeer, socket_folder
+from tests.helpers.server import wait_for
 
 READY = EngineReady(0, 1, 4096, 64, 16, 1024, "f", 1000, 256, Fingerprint(1, "c", {}, "m", "t"))
 
@@ -226,5 +227,9 @@ def test_the_input_thread_ends_with_its_context() -> None:
     with context_and_peer() as (context, peer):
         threads = Input(context, peer)
 
+    # Its last socket is closed, which the context waits for, a moment before it ends.
+    wait_for(
+        lambda: "input" not in [thread.name for thread in threading.enumerate()],
+        "the end of the input thread",
+    )
     assert threads.crashes.empty()
-    assert "input" not in [thread.name for thread in threading.enumerate()]

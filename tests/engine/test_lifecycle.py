@@ -64,9 +64,9 @@ def kill_later(signum: signal.Signals, delay_s: float = 0.05) -> threading.Timer
 )
 def test_a_signal_interrupts_what_blocks_the_main_thread(block: Callable[[], object]) -> None:
     """At once, and once: the signal is ignored afterwards."""
-    timer = kill_later(USR2)
     began = time.monotonic()
     with pytest.raises(Stopped), interrupted_by(USR2, stop):
+        timer = kill_later(USR2)  # not before: it would end this process
         block()
     timer.join()
 
