@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from workers import atomic_folder
+from workers.attention.base import AttentionCall
+from workers.forward_context import BatchLayout
+from workers.kv_cache import LayerKV
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ _SIGNATURES = {
     "raywire_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_rms_norm": (*[c_void_p] * 3, c_int64, c_int64, c_float, c_int, c_int),
     "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
+    "raywire_write_kv": (c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_int64),
+    "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
 }
 
 
@@ -57,6 +62,8 @@ class Kernels:
         self._rows = library.raywire_rows
         self._rms_norm = library.raywire_rms_norm
         self._norm_and_rotate = library.raywire_norm_and_rotate
+        self._write_kv = library.raywire_write_kv
+        self._attention = library.raywire_attention
         self._num_threads = num_threads
         self._has_dot = bool(library.raywire_has_dot())
         self._arithmetic = self._faster_arithmetic()
@@ -153,6 +160,43 @@ class Kernels:
             *(qkv.data_ptr(), q_weight, k_weight, rotary[0].data_ptr(), rotary[1].data_ptr()),
             *(num_tokens, num_heads - 2 * num_kv_heads, num_kv_heads, head_dim),
             *(eps, rounds_first, self._num_threads),
+        )
+
+    def write_kv(self, kv: LayerKV, key_TKD: Tensor, value_TKD: Tensor, slots: Tensor) -> None:
+        """Store keys and values in their slots (int64). Their tokens may lie apart, alike in both;
+        what belongs to a token lies together."""
+        self._write_kv(
+            *(key_TKD.data_ptr(), value_TKD.data_ptr(), key_TKD.stride(0), slots.data_ptr()),
+            *(kv.key.data_ptr(), kv.value.data_ptr(), len(key_TKD), key_TKD[0].numel()),
+        )
+
+    def attention(
+        self,
+        query_THD: Tensor,
+        out_THD: Tensor,
+        kv: LayerKV,
+        layout: BatchLayout,
+        call: AttentionCall,
+    ) -> None:
+        """Attention over pages, as `AttentionBackend.forward` has it.
+
+        Args:
+            query_THD: of each token the heads lie together, D a multiple of 16.
+            out_THD: the result, contiguous.
+            kv: this layer's pages.
+            layout: whose tokens they are.
+            call: all that it can ask for is honoured.
+        """
+        num_heads, head_dim = query_THD.shape[1:]
+        block_size, num_kv_heads = kv.key.shape[1:3]
+        sinks = None if call.sinks is None else call.sinks.float()
+        self._attention(
+            *(query_THD.data_ptr(), out_THD.data_ptr(), kv.key.data_ptr(), kv.value.data_ptr()),
+            *(layout.block_table.data_ptr(), layout.query_start.data_ptr()),
+            *(layout.seq_lens.data_ptr(), None if sinks is None else sinks.data_ptr()),
+            *(len(layout.seq_lens), num_heads, num_kv_heads, head_dim, query_THD.stride(0)),
+            *(block_size, layout.block_table.stride(0), call.window or 0),
+            *(call.scale, call.softcap or 0.0, self._arithmetic, self._num_threads),
         )
 
     def _faster_arithmetic(self) -> int:

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
-from workers import kv_cache
 from workers.attention.base import AttentionCall
 from workers.forward_context import BatchLayout, ForwardContext, current, forward_context
 from workers.kv_cache import LayerKV
@@ -255,7 +254,7 @@ class FusedAttention(nn.Module):
         )
         context = current()
         kv = context.kv_cache[self._layer_idx]
-        kv_cache.write(kv, key_TKD, value_TKD, context.layout.slot_mapping)
+        self._kernels.write_kv(kv, key_TKD, value_TKD, context.layout.slot_mapping)
         out_THD = context.backend.forward(self._call, query_THD, kv)
         return self.o_proj(out_THD.flatten(1)[None]), None
 

@@ -165,6 +165,7 @@ class Worker:
         # transformers takes two to three seconds to import, which the scripted model need not wait
         # for.
         from workers import linear, loader, patcher
+        from workers.attention import native
         from workers.attention.select import select_backend
         from workers.causal_lm import CausalLM
 
@@ -184,6 +185,8 @@ class Worker:
         )
         if packed is not None:
             patcher.patch(loaded.model, packed)
+            if settings.executor.attention_backend is None and native.can_attend(loaded.config):
+                backend = native.NativeAttention(packed.kernels)
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
         max_len = int(loaded.config.max_position_embeddings)
         return WorkerReport(

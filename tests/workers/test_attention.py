@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
+from tests.helpers import built_kernels
 from workers import kv_cache
 from workers.attention import cpu, reference, select
-from workers.attention.base import AttentionCall
+from workers.attention.base import AttentionBackend, AttentionCall
 from workers.attention.cpu import CpuAttention
+from workers.attention.native import NativeAttention
 from workers.attention.reference import ReferenceAttention
 from workers.forward_context import BatchLayout, ForwardContext, forward_context
 from workers.kv_cache import KVShape, LayerKV
@@ -38,6 +42,7 @@ def make_batch(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     dtype: torch.dtype = torch.float32,
+    head_dim: int = 16,
 ) -> Batch:
     """Return requests that have `seq_lens` tokens, the last `query_lens` of which are queries."""
     random = torch.Generator().manual_seed(5)
@@ -64,10 +69,10 @@ def make_batch(
         max_seq_len=max(seq_lens),
         block_size=BLOCK_SIZE,
     )
-    size = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, 16)
+    size = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim)
     return Batch(
         layout,
-        torch.randn(sum(query_lens), num_heads, 16, generator=random).to(dtype),
+        torch.randn(sum(query_lens), num_heads, head_dim, generator=random).to(dtype),
         LayerKV(*(torch.randn(size, generator=random).to(dtype) for _ in range(2))),
     )
 
@@ -87,7 +92,7 @@ def test_cpu_equals_reference(num_kv_heads: int, window: int | None) -> None:
     )
 
 
-def run(backend: CpuAttention | ReferenceAttention, call: AttentionCall, batch: Batch) -> Tensor:
+def run(backend: AttentionBackend, call: AttentionCall, batch: Batch) -> Tensor:
     backend.prepare(batch.layout)
     return backend.forward(call, batch.query_THD, batch.kv)
 
@@ -113,14 +118,68 @@ def test_large_decode_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(torch.cat([d.tokens for d in decodes]).tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize("backend", [CpuAttention(), ReferenceAttention()])
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """A few requests, of one token to several tiles, with one query to all of them."""
+    seq_lens = draw(st.lists(st.integers(1, 190), min_size=1, max_size=4))
+    few_or_many = st.one_of(st.integers(1, 4), st.integers(1, 190))
+    query_lens = [min(draw(few_or_many), seq_len) for seq_len in seq_lens]
+    num_kv_heads = draw(st.sampled_from([1, 2]))
+    num_heads = num_kv_heads * draw(st.integers(1, 5))
+    head_dim = draw(st.sampled_from([16, 48, 64]))
+    return make_batch(query_lens, seq_lens, num_heads, num_kv_heads, torch.bfloat16, head_dim)
+
+
+@pytest.mark.parametrize("arithmetic", [0, 1], ids=["dot", "float"])
+def test_native_equals_reference(arithmetic: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random batches and all that a call can ask for, within the rounding of the result and, under
+    the dot, of the weights."""
+    kernels = built_kernels.backend().kernels
+    if arithmetic == 0 and not kernels._has_dot:
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    monkeypatch.setattr(kernels, "_arithmetic", arithmetic)
+
+    @given(
+        batch=batches(),
+        window=st.one_of(st.none(), st.integers(1, 200)),
+        softcap=st.sampled_from([None, 2.0]),
+        has_sinks=st.booleans(),
+    )
+    @settings(max_examples=60, deadline=None)
+    def check(batch: Batch, window: int | None, softcap: float | None, has_sinks: bool) -> None:
+        sinks = torch.linspace(-1, 3, batch.query_THD.shape[1]) if has_sinks else None
+        call = AttentionCall(scale=0.2, window=window, softcap=softcap, sinks=sinks)
+        got = run(NativeAttention(kernels), call, batch)
+        expected = run(ReferenceAttention(), call, batch)
+        torch.testing.assert_close(got, expected, atol=0.02, rtol=0.02)
+
+    check()
+
+
+def test_native_reads_queries_where_they_lie() -> None:
+    """A slice of the joint projection's output, and heads that lie otherwise."""
+    batch = make_batch(*MIXED, dtype=torch.bfloat16)
+    backend, call = NativeAttention(built_kernels.backend().kernels), AttentionCall(scale=0.3)
+    expected = run(backend, call, batch)
+    joint = torch.cat([batch.query_THD, batch.query_THD], dim=1)[:, :4]
+    transposed = batch.query_THD.transpose(0, 1).contiguous().transpose(0, 1)
+    for query in (joint, transposed):
+        assert torch.equal(backend.forward(call, query, batch.kv), expected)
+
+
+@pytest.mark.parametrize("name", ["cpu", "native", "reference"])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("left", [float("nan"), float("inf")])
 def test_what_an_earlier_owner_left_in_a_page_does_not_spread(
-    left: float, window: int | None, backend: CpuAttention | ReferenceAttention
+    left: float, window: int | None, name: str
 ) -> None:
     """Pages are reused as they are, and one request's overflow must not reach the next."""
-    batch = make_batch(*MIXED)
+    if name == "native":
+        backend: AttentionBackend = NativeAttention(built_kernels.backend().kernels)
+        batch = make_batch(*MIXED, dtype=torch.bfloat16)
+    else:
+        backend = CpuAttention() if name == "cpu" else ReferenceAttention()
+        batch = make_batch(*MIXED)
     call = AttentionCall(scale=0.3, window=window)
     expected = run(backend, call, batch)
     owned = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)

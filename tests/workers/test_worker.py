@@ -38,7 +38,7 @@ def test_the_report_says_what_sizing_needs(folder: Path) -> None:
     assert report.model_max_len == 512
     assert report.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     assert report.block_size == 16
-    assert "attention=cpu threads=1" in report.description
+    assert "attention=cpu linear=torch threads=1" in report.description
 
 
 @pytest.mark.parametrize(

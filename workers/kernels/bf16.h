@@ -56,10 +56,25 @@ static inline Floats round_bf16(Floats x) {
     return bits<Floats>((word + 0x7fff + ((word >> 16) & 1)) & 0xffff0000u);
 }
 
+template <typename Combine>
+static inline float reduce(Floats x, const Combine& combine) {
+    using Half = float __attribute__((vector_size(32)));
+    using Quarter = float __attribute__((vector_size(16)));
+    Half halves[2];
+    memcpy(halves, &x, sizeof x);
+    Half half = combine(halves[0], halves[1]);
+    Quarter quarters[2];
+    memcpy(quarters, &half, sizeof half);
+    Quarter quarter = combine(quarters[0], quarters[1]);
+    return combine(combine(quarter[0], quarter[2]), combine(quarter[1], quarter[3]));
+}
+
 static inline float sum(Floats x) {
-    float total = 0;
-    for (int i = 0; i < LANES; ++i) total += x[i];
-    return total;
+    return reduce(x, [](auto a, auto b) { return a + b; });
+}
+
+static inline float largest(Floats x) {
+    return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x to about 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
