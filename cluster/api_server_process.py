@@ -5,10 +5,13 @@ it serves, when it cannot, and when an engine core has died. SIGTERM and SIGINT,
 whole group, are the command's to handle; it passes them on as `STOP_SIGNAL`, once for each.
 """
 
+import asyncio
+import contextlib
 import logging
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +27,8 @@ from cluster.channel import (
     Death,
     Part,
     PartWanted,
+    Ping,
+    Pong,
     Refusal,
     Scrape,
     Serving,
@@ -33,6 +38,7 @@ from cluster.channel import (
 from cluster.metrics_exchange import MetricsExchange
 from engine import lifecycle, log
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, ServerError
+from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ def main(
                 client,
                 command.wait_for_begin,
                 stop,
-                on_serving=lambda ready: command.channel.send(Serving(list(ready))),
+                on_serving=command.on_serving,
                 exchange=command.metrics,
             )
         except ConfigError as error:
@@ -95,6 +101,7 @@ class _Command:
         self._client.on_death = self._on_death
         self._begin: Begin | None = None
         self._has_begun = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         threading.Thread(target=self._listen, name="command", daemon=True).start()
 
     def wait_for_begin(self) -> Path:
@@ -103,6 +110,16 @@ class _Command:
         if self._begin is None:
             raise ServerError("the command has ended")
         return Path(self._begin.model_folder)
+
+    def on_serving(self, ready: Sequence[EngineReady]) -> None:
+        """On the event loop: from here on it answers the command."""
+        self._loop = asyncio.get_running_loop()
+        self.channel.send(Serving(list(ready)))
+
+    def _on_ping(self) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # it has ended, and so do we
+            self._loop.call_soon_threadsafe(self.channel.send, Pong())
 
     def _listen(self) -> None:
         while True:
@@ -127,7 +144,9 @@ class _Command:
                     self.metrics.on_part_wanted()
                 case Whole():
                     self.metrics.on_whole(message)
-                case Serving() | Refusal() | Scrape() | Part():
+                case Ping():
+                    self._on_ping()
+                case Serving() | Refusal() | Scrape() | Part() | Pong():
                     raise AssertionError("an API server's words came from the command")
                 case _:
                     assert_never(message)

@@ -2,7 +2,8 @@
 
 Implements `front.Front`. Each child has a listening socket of its own; together they form a group
 in the kernel (SO_REUSEPORT), which spreads connections over them. What one of them learns of an
-engine core's death the command passes on to all; the death of one ends all.
+engine core's death the command passes on to all; the death of one ends all, and so does one whose
+event loop hangs (`pulse`).
 """
 
 import logging
@@ -23,6 +24,8 @@ from cluster.channel import (
     Death,
     Part,
     PartWanted,
+    Ping,
+    Pong,
     Refusal,
     Scrape,
     Serving,
@@ -31,6 +34,7 @@ from cluster.channel import (
 )
 from cluster.front import OnReady
 from cluster.metrics_hub import MetricsHub
+from cluster.pulse import SILENCE_S, Pulse
 from cluster.supervisor import Child, Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
@@ -74,6 +78,7 @@ class ApiServers:
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
         self._metrics = MetricsHub(self._channels)
+        self._pulse = Pulse()
         self._their_ends = [theirs for _, theirs in ends]
 
     # ------------------------------------------------------------------------- what launch asks
@@ -85,6 +90,7 @@ class ApiServers:
                 while not self._is_over and not stop.is_set:
                     if started.done():
                         started.result()
+                    self._check_pulse()
                     time.sleep(_POLL_S)
                 self._end_children(stop)
         finally:
@@ -112,7 +118,8 @@ class ApiServers:
                 return
             self.death = EngineDeadError(engine_index, cause)
         if is_first:
-            logger.error("first cause: engine core %s: %s", engine_index, cause)
+            who = "" if engine_index is None else f"engine core {engine_index}: "
+            logger.error("first cause: %s%s", who, cause)
         for channel in self._channels:
             channel.send(Death(engine_index, cause))
 
@@ -150,6 +157,17 @@ class ApiServers:
                 target=self._listen, args=(index,), name="api-server", daemon=True
             ).start()
 
+    def _check_pulse(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            due, hung = self._pulse.due(now), self._pulse.hung(now)
+        for index in due:
+            self._channels[index].send(Ping())
+        if hung is not None:
+            name = f"API server {self._configs[hung].title} pid={self._supervisor.pids[hung]}"
+            cause = f"{name} hung: its event loop has not turned for {SILENCE_S:.0f} s"
+            self.mark_dead(None, cause, is_first=True)
+
     def _end_children(self, stop: StopFlag) -> None:
         """Wait for the drain, or for the last answers after a death; pass on further signals."""
         num_asked = 0
@@ -175,6 +193,7 @@ class ApiServers:
                 case Serving(ready):
                     with self._lock:
                         self._num_serving += 1
+                        self._pulse.take(index, time.monotonic())
                         is_last = self._num_serving == len(self._configs)
                     if is_last and self.death is None:
                         self._is_serving = True
@@ -187,7 +206,10 @@ class ApiServers:
                     self._metrics.ask(index, number)
                 case Part(families):
                     self._metrics.take(index, families)
-                case Wires() | Begin() | Allow() | PartWanted() | Whole():
+                case Pong():
+                    with self._lock:
+                        self._pulse.take(index, time.monotonic())
+                case Wires() | Begin() | Allow() | PartWanted() | Whole() | Ping():
                     raise AssertionError("the command's words came from an API server")
                 case _:
                     assert_never(message)

@@ -93,7 +93,17 @@ class Whole(Message, frozen=True):
     families: list[Family]
 
 
-AnyMessage = Wires | Begin | Allow | Death | Serving | Refusal | Scrape | PartWanted | Part | Whole
+class Ping(Message, frozen=True):
+    """To an API server that serves: say that your event loop still turns."""
+
+
+class Pong(Message, frozen=True):
+    """From an API server: it does."""
+
+
+ToApiServer = Wires | Begin | Allow | Death | PartWanted | Whole | Ping
+FromApiServer = Serving | Refusal | Death | Scrape | Part | Pong
+AnyMessage = ToApiServer | FromApiServer
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode

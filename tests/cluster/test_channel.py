@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import zmq
 
-from cluster.channel import Allow, AnyMessage, Begin, Channel, Death, Refusal, Serving, Wires
+from cluster.channel import (
+    Allow,
+    AnyMessage,
+    Begin,
+    Channel,
+    Death,
+    Ping,
+    Pong,
+    Refusal,
+    Serving,
+    Wires,
+)
 from engine.config import CoordinatorAddresses
 from engine.sockets import connect_socket, make_socket
 from engine.wire import EngineReady, Fingerprint
@@ -45,6 +56,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         Death(None, "an API server"),
         Serving([READY]),
         Refusal("no such model"),
+        Ping(),
+        Pong(),
     ],
 )
 def test_messages_arrive_as_they_were_said(

@@ -159,6 +159,19 @@ def test_a_hung_rank_is_reported_once(slow_model: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_hung_api_server_ends_all(slow_model: Path) -> None:
+    """Otherwise its share of the connections would wait for ever, and no probe could tell."""
+    with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
+        os.kill(server.raywire_processes()["RAYWIRE::APIServer_1"].pid, signal.SIGSTOP)
+        assert server.wait(40) == 1
+        causes = re.findall(r"^ERROR .*first cause:.*$", server.log, re.MULTILINE)
+        assert len(causes) == 1, server.log
+        assert "API server APIServer_1" in causes[0]
+        assert "hung" in causes[0]
+        server.assert_gone()
+
+
+@pytest.mark.slow
 def test_death_of_the_command(slow_model: Path) -> None:
     """SIGKILL of the supervisor: nothing survives it, and one child says why."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
