@@ -44,6 +44,7 @@ from engine.wire import (
     EngineDead,
     EngineLoad,
     EngineReady,
+    Fingerprint,
     Heartbeat,
     OutputType,
     RequestType,
@@ -59,8 +60,8 @@ to name the cause."""
 
 
 class EngineClient:
-    """The API server's side of wire 1. All methods but `bind`, `follow`, `allow` and `mark_dead`
-    belong to the loop's thread.
+    """The API server's side of wire 1. All methods but `bind`, `follow`, `allow`, `expect` and
+    `mark_dead` belong to the loop's thread.
 
     Args:
         num_engines: data-parallel size.
@@ -140,12 +141,17 @@ class EngineClient:
         asked for keys on ipc."""
         self._doorkeeper.allow(public_keys)
 
+    def expect(self, fingerprint: Fingerprint) -> None:
+        """Refuse engine cores that are not like this. From any thread, before they start."""
+        self._registry.expected = fingerprint
+
     async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
         """Wait until all engine cores have said READY, and the coordinator has heard it as well;
         what they said, by rank.
 
         Raises:
-            ConfigError: an engine core differs from the others; the difference is spelled out.
+            ConfigError: an engine core differs from the others, or from what is expected; the
+                difference is spelled out.
             EngineDeadError: one has died, or they were not ready in time.
         """
         self._attach()

@@ -11,7 +11,7 @@ import logging
 from api.engine_handle import EngineHandle
 from engine.errors import ConfigError, WireError
 from engine.fingerprint import differences
-from engine.wire import EngineDead, EngineReady, Heartbeat, unpack_identity
+from engine.wire import EngineDead, EngineReady, Fingerprint, Heartbeat, unpack_identity
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class EngineRegistry:
         self.step_limit_s = step_timeout_s + STEP_MARGIN_S
         self.num_stale_messages = 0
         """Messages of incarnations that have been replaced, dropped."""
+        self.expected: Fingerprint | None = None
+        """What engine cores must be like; None: like each other."""
 
     def missing(self) -> list[EngineHandle]:
         """Those that have not said READY."""
@@ -53,7 +55,7 @@ class EngineRegistry:
 
         Raises:
             WireError: it is not who it says.
-            ConfigError: it differs from the others; the difference is spelled out.
+            ConfigError: it differs from us or the others; the difference is spelled out.
         """
         index, epoch = unpack_identity(identity)
         if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
@@ -62,7 +64,7 @@ class EngineRegistry:
         if engine.ready is not None and engine.ready.epoch >= epoch:
             self.num_stale_messages += 1
             return False
-        if difference := self._difference_to_others(ready):
+        if difference := self._difference(ready):
             raise ConfigError(difference)
         engine.identity, engine.ready = identity, ready
         engine.state = "up"
@@ -118,7 +120,10 @@ class EngineRegistry:
             return f"hung: no progress; last seen in {engine.describe()}"
         return None
 
-    def _difference_to_others(self, ready: EngineReady) -> str | None:
+    def _difference(self, ready: EngineReady) -> str | None:
+        ours = self.expected
+        if ours is not None and (parts := differences(ours, ready.fingerprint)):
+            return f"engine core {ready.engine_index} differs from the command: {'; '.join(parts)}"
         for engine in self.engines:
             if engine.ready is not None and engine.index != ready.engine_index:
                 parts = differences(engine.ready.fingerprint, ready.fingerprint)

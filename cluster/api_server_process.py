@@ -131,7 +131,9 @@ class _Command:
             match message:
                 case Wires():
                     self._client.bind(self.channel.receive_wires(message))
-                case Begin(_, coordinator):
+                case Begin(_, coordinator, expected):
+                    if expected is not None:
+                        self._client.expect(expected)
                     if coordinator is not None:
                         self._client.follow(coordinator)
                     self._begin = message

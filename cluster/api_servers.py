@@ -40,6 +40,7 @@ from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import ConfigError, EngineDeadError
 from engine.lifecycle import StopFlag, in_lasting_thread
+from engine.wire import Fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +105,14 @@ class ApiServers:
             channel.send_wires(own)
             own.close()
 
-    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
+    def begin(
+        self,
+        model_folder: Path,
+        coordinator: CoordinatorAddresses | None,
+        expected: Fingerprint | None = None,
+    ) -> None:
         for channel in self._channels:
-            channel.send(Begin(str(model_folder), coordinator))
+            channel.send(Begin(str(model_folder), coordinator, expected))
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
         for channel in self._channels:

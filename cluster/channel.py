@@ -16,7 +16,7 @@ from api.metric_families import Family
 from engine.bound import BoundSocket, ServerWires
 from engine.config import CoordinatorAddresses
 from engine.curve import CurveKeys
-from engine.wire import EngineReady
+from engine.wire import EngineReady, Fingerprint
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +38,8 @@ class Begin(Message, frozen=True):
 
     model_folder: str
     coordinator: CoordinatorAddresses | None
+    expected: Fingerprint | None = None
+    """What engine cores have to be like."""
 
 
 class Allow(Message, frozen=True):

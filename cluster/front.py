@@ -16,7 +16,7 @@ from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import EngineDeadError
 from engine.lifecycle import StopFlag, set_title
-from engine.wire import EngineReady
+from engine.wire import EngineReady, Fingerprint
 
 OnReady = Callable[[Sequence[EngineReady]], None]
 
@@ -45,8 +45,13 @@ class Front(Protocol):
         """Serve these sockets, by client index, before any engine core connects."""
         ...
 
-    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
-        """Engine cores are starting."""
+    def begin(
+        self,
+        model_folder: Path,
+        coordinator: CoordinatorAddresses | None,
+        expected: Fingerprint | None = None,
+    ) -> None:
+        """Engine cores are starting, and have to be as `expected`."""
         ...
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
@@ -101,7 +106,14 @@ class OwnApiServer:
         [own] = wires
         self._client.bind(own)
 
-    def begin(self, model_folder: Path, coordinator: CoordinatorAddresses | None) -> None:
+    def begin(
+        self,
+        model_folder: Path,
+        coordinator: CoordinatorAddresses | None,
+        expected: Fingerprint | None = None,
+    ) -> None:
+        if expected is not None:
+            self._client.expect(expected)
         if coordinator is not None:
             self._client.follow(coordinator)
 

@@ -35,6 +35,7 @@ from cluster.plan import Topology
 from cluster.ray_engines import RayEngines
 from cluster.ray_job import drain_s, stop_advice
 from cluster.waterfall import Waterfall, process_age_s
+from engine import fingerprint
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import stop_on_signals
 from engine.wire import EngineReady
@@ -132,7 +133,9 @@ class _Server:
         self.front.bind(wires)
         keys = [each.public_key for each in wires if each.public_key is not None]
         coordinator = self._engines.start_coordinator(binder, keys)
-        self.front.begin(model.path, coordinator)
+        # On this node all run the same files.
+        expected = None if reach.host is None else fingerprint.take(model.path)
+        self.front.begin(model.path, coordinator, expected)
         self._engines.start(model, wire_config(wires, coordinator), self.front.allow)
         self._engines.watch()
         return model.path

@@ -352,6 +352,23 @@ def test_core_that_differs_is_refused_with_the_difference(wires: ServerWires) ->
             run_once(work())
 
 
+def test_only_core_is_refused_if_it_differs_from_what_is_expected(wires: ServerWires) -> None:
+    """It may run on another node, with other files."""
+
+    async def work() -> None:
+        client = EngineClient()
+        client.bind(wires)
+        client.expect(msgspec.structs.replace(FINGERPRINT, code="ours"))
+        try:
+            await client.wait_ready(TIMEOUT_S)
+        finally:
+            client.close()
+
+    with FakeEngine(wires):
+        with pytest.raises(ConfigError, match="differs from the command: code code instead of our"):
+            run_once(work())
+
+
 def test_missing_core_is_named_at_the_deadline(wires: ServerWires) -> None:
     """One of two says READY: the error says which did not."""
 

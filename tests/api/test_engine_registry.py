@@ -99,3 +99,15 @@ def test_a_core_that_differs_does_not_count_as_ready() -> None:
     with pytest.raises(ConfigError, match="engine core 1 differs from engine core 0: torch"):
         registry.take_ready(pack_identity(1, 0), different, 0.0)
     assert [engine.index for engine in registry.missing()] == [1]
+
+
+def test_cores_that_are_like_each_other_must_be_like_the_command_too() -> None:
+    """Text is made where it runs: another tokenizer there would make rubbish of every answer."""
+    registry = EngineRegistry(2)
+    registry.expected = msgspec.structs.replace(FINGERPRINT, tokenizer="ours")
+    for index in range(2):
+        words = f"engine core {index} differs from the command: tokenizer tokenizer instead of ours"
+        with pytest.raises(ConfigError, match=words):
+            registry.take_ready(pack_identity(index, 0), ready(index), 0.0)
+    registry.expected = FINGERPRINT
+    assert registry.take_ready(pack_identity(0, 0), ready(0), 0.0)

@@ -51,6 +51,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     [
         Begin("/models/m", CoordinatorAddresses(request="a", output="b", publish="c")),
         Begin("/models/m", None),
+        Begin("/models/m", None, READY.fingerprint),
         Allow([b"key"]),
         Death(1, "killed"),
         Death(None, "an API server"),

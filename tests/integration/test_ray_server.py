@@ -88,12 +88,15 @@ def test_ranks_are_actors_and_workers_are_their_children(nodes: RayNodes) -> Non
         assert first_causes(server) == []
 
 
-def test_ranks_on_two_nodes_are_reached_over_tcp(nodes: RayNodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_api_servers", ["1", "2"])
+def test_ranks_on_two_nodes_are_reached_over_tcp(
+    nodes: RayNodes, tmp_path: Path, num_api_servers: str
+) -> None:
     """One rank a node; the script travels to the node that is not the command's; engine cores
     listen nowhere, the API server on its HTTP port and on the address that Ray uses."""
     script = tmp_path / "script.json"
     script.write_text('{"kind": "tokens", "token_ids": [111, 107, 257]}')
-    one_each = ("--data-parallel-size-local", "1", "--api-server-count", "1")
+    one_each = ("--data-parallel-size-local", "1", "--api-server-count", num_api_servers)
     flags = (*TWO_RANKS, *one_each, "--ray-address", nodes.address)
     with running_server(f"scripted:{script}", *flags, env=nodes.environment) as server:
         assert set(re.findall(r"placed rank=(\d) node=\S+ \((\S+?)[,)]", server.log)) == {
