@@ -45,11 +45,11 @@ class IpcFolder:
         return BoundSocket(f"ipc://{self.path}/{name}")
 
     def remove(self) -> None:
-        """Once everyone has connected, and at the end. Idempotent."""
+        """Once everyone has connected, and at the end. Idempotent, and from any thread."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        lock, self._lock = self._lock, -1  # first: the number may be another file's after it
+        if lock >= 0:
+            os.close(lock)
 
 
 class WireBinder:
