@@ -264,7 +264,10 @@ class RayEngines:
             if time.monotonic() >= deadline:
                 done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
                 late = [a.title for a, c in zip(actors, calls, strict=True) if c not in done]
-                raise ServerError(f"Ray has not started {', '.join(late)} in time")
+                raise ServerError(
+                    f"Ray has not started {', '.join(late)} within"
+                    f" {self._config.engine.startup_timeout:g} s (--startup-timeout)"
+                )
         results = []
         for actor, call in zip(actors, calls, strict=True):
             try:
