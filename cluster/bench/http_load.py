@@ -1,101 +1,324 @@
-"""A light client that keeps so many streamed completions in flight, and times every event.
+"""Streamed completions over HTTP, and the time of every event. Used by `raywire bench serve`.
 
-Asyncio streams and no HTTP library: it shares the machine with the server that it measures.
+A connection of asyncio with httptools' parser, both of which a server of ours needs anyway: there
+is nothing to install, and the client takes little of a machine that it often shares with the server
+it measures. Connections are kept open and used again, as clients do.
 """
 
 import asyncio
 import json
-import random
+import ssl
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+import uvloop
+
+from engine.errors import ConfigError
+
+_MAX_ERROR_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go."""
+
+    host: str
+    port: int
+    path: str
+    is_tls: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, base_url: str, path: str, headers: Mapping[str, str]) -> "Endpoint":
+        """Raises ConfigError unless `base_url` is one of HTTP."""
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or url.hostname is None:
+            raise ConfigError(f"{base_url} is no URL such as http://127.0.0.1:8000")
+        is_tls = url.scheme == "https"
+        port = url.port or (443 if is_tls else 80)
+        return cls(url.hostname, port, url.path.rstrip("/") + path, is_tls, headers)
+
+    def request(self, body: Mapping[str, Any]) -> bytes:
+        content = json.dumps(body).encode()
+        lines = [
+            f"POST {self.path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(content)}",
+            *(f"{name}: {value}" for name, value in self.headers.items()),
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came for one request, and when, on `time.perf_counter`."""
+
+    sent_s: float = 0.0
+    event_s: list[float] = field(default_factory=list)
+    """Of each event with text."""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    """As the server's usage says; without one, the events."""
+    error: str | None = None
+
+    @property
+    def first_token_s(self) -> float:
+        return self.event_s[0] - self.sent_s
+
+    @property
+    def whole_s(self) -> float:
+        return self.event_s[-1] - self.sent_s
+
+    @property
+    def between_events_s(self) -> list[float]:
+        return [
+            after - before for before, after in zip(self.event_s, self.event_s[1:], strict=False)
+        ]
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Of all tokens but the first. An event may bring several, so events do not tell."""
+        if self.num_tokens < 2:
+            return None
+        return (self.event_s[-1] - self.event_s[0]) / (self.num_tokens - 1)
 
 
 @dataclass(slots=True)
 class LoadResult:
-    concurrency: int
-    num_requests: int
-    wall_s: float = 0.0
-    first_token_s: list[float] = field(default_factory=list)
-    """From sending a request to its first event."""
-    between_tokens_s: list[float] = field(default_factory=list)
-    """Between events of one stream."""
-    num_tokens: int = 0
+    wall_s: float
+    answers: list[Answer]
+
+    @property
+    def good(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.error is None]
+
+    @property
+    def errors(self) -> list[str]:
+        return [answer.error for answer in self.answers if answer.error is not None]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.good)
 
     @property
     def output_tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s
 
+    @property
+    def first_token_s(self) -> list[float]:
+        return [answer.first_token_s for answer in self.good]
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    model: str
-    prompt_tokens: int
-    output_tokens: int
-    low: int
-    high: int
-    """Token ids of prompts are drawn from `low` to below `high`."""
+    @property
+    def between_tokens_s(self) -> list[float]:
+        return [gap for answer in self.good for gap in answer.between_events_s]
 
 
-def run_load(port: int, workload: Workload, concurrency: int, num_requests: int) -> LoadResult:
-    """Send requests, `concurrency` at a time."""
-    return asyncio.run(_run(port, workload, concurrency, num_requests))
+def run_load(
+    endpoint: Endpoint,
+    bodies: Sequence[Mapping[str, Any]],
+    *,
+    arrivals_s: Sequence[float] | None = None,
+    max_concurrency: int | None = None,
+) -> LoadResult:
+    """Send all requests and wait for their ends.
+
+    Args:
+        endpoint: where to.
+        bodies: one for each request.
+        arrivals_s: when each may be sent, in seconds from the start; None is all at once.
+        max_concurrency: how many are in flight at most. The clock of one that has to wait for that
+            starts when it is sent.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(_Client(endpoint), bodies, arrivals_s, max_concurrency))
 
 
-async def _run(port: int, workload: Workload, concurrency: int, num_requests: int) -> LoadResult:
-    result = LoadResult(concurrency, num_requests)
-    noise = random.Random(concurrency)
-    bodies = [_body(workload, noise) for _ in range(num_requests)]
+async def _run(
+    client: "_Client",
+    bodies: Sequence[Mapping[str, Any]],
+    arrivals_s: Sequence[float] | None,
+    max_concurrency: int | None,
+) -> LoadResult:
+    requests = [client.endpoint.request(body) for body in bodies]
+    room = asyncio.Semaphore(max_concurrency or len(requests))
 
-    async def work() -> None:
-        while bodies:
-            await _stream(port, bodies.pop(), workload.output_tokens, result)
+    async def work(request: bytes, arrival_s: float) -> Answer:
+        await asyncio.sleep(began + arrival_s - time.perf_counter())
+        async with room:
+            return await client.ask(request)
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
-    result.wall_s = time.perf_counter() - began
-    return result
+        tasks = [
+            group.create_task(work(request, arrival_s))
+            for request, arrival_s in zip(
+                requests, arrivals_s or [0.0] * len(requests), strict=True
+            )
+        ]
+    wall_s = time.perf_counter() - began
+    client.close()
+    return LoadResult(wall_s, [task.result() for task in tasks])
 
 
-def _body(workload: Workload, noise: random.Random) -> dict[str, Any]:
-    return {
-        "model": workload.model,
-        "prompt": noise.choices(range(workload.low, workload.high), k=workload.prompt_tokens),
-        "max_tokens": workload.output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+class _Client:
+    """Connections to one endpoint, of which the idle ones are used first."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._idle: list[_Connection] = []
+        self._tls = ssl.create_default_context() if endpoint.is_tls else None
+
+    async def ask(self, request: bytes) -> Answer:
+        answer = Answer()
+        try:
+            if not await self._ask_idle(request, answer):
+                await self._ask_on(await self._connect(), request, answer)
+        except OSError as error:
+            answer.error = answer.error or str(error) or type(error).__name__
+        if answer.error is None and not answer.event_s:
+            answer.error = "an answer without any text"
+        answer.num_tokens = answer.num_tokens or len(answer.event_s)
+        return answer
+
+    async def _ask_idle(self, request: bytes, answer: Answer) -> bool:
+        """False where there is no idle connection, or the server had closed it by then."""
+        while self._idle:
+            if (connection := self._idle.pop()).is_reusable:
+                try:
+                    await self._ask_on(connection, request, answer)
+                except OSError:
+                    if answer.event_s:
+                        raise
+                    return False
+                return True
+        return False
+
+    async def _ask_on(self, connection: "_Connection", request: bytes, answer: Answer) -> None:
+        await connection.exchange(request, answer)
+        if connection.is_reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def _connect(self) -> "_Connection":
+        _, connection = await asyncio.get_running_loop().create_connection(
+            _Connection, self.endpoint.host, self.endpoint.port, ssl=self._tls
+        )
+        return connection
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
 
 
-async def _stream(port: int, body: dict[str, Any], num_tokens: int, result: LoadResult) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    content = json.dumps(body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    sent = last = time.perf_counter()
-    writer.write(head.encode() + content)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise RuntimeError(f"{status!r}: {(await reader.read(4096)).decode(errors='replace')}")
-    usage = None
-    async for line in reader:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[len(b"data: ") :])
-        usage = event.get("usage") or usage
-        if not event["choices"]:
-            continue
-        now = time.perf_counter()
-        (result.first_token_s if last == sent else result.between_tokens_s).append(now - last)
-        last = now
-    writer.close()
-    await writer.wait_closed()
-    if usage is None or usage["completion_tokens"] != num_tokens:
-        raise RuntimeError(f"wanted {num_tokens} tokens, usage says {usage}")
-    result.num_tokens += num_tokens
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+    @property
+    def has_token(self) -> bool:
+        """A completion's event stands for a token even where its text is still held back; a chat
+        begins with one that has only a role."""
+        if self.delta is None:
+            return self.text is not None
+        return bool(self.delta.content or self.delta.reasoning_content)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time. Also the listener of httptools' parser: its `on_…` methods."""
+
+    def __init__(self) -> None:
+        self.is_reusable = True
+        self._transport: asyncio.Transport | None = None
+        self._answer = Answer()
+        self._end: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._rest = b""
+        self._now_s = 0.0
+
+    async def exchange(self, request: bytes, answer: Answer) -> None:
+        """Send a request and read its answer to the end. OSError if the connection fails."""
+        assert self._transport is not None
+        self._answer, self._rest = answer, b""
+        self._parser = httptools.HttpResponseParser(self)
+        self._end = asyncio.get_running_loop().create_future()
+        answer.sent_s = time.perf_counter()
+        self._transport.write(request)
+        await self._end
+
+    def close(self) -> None:
+        self.is_reusable = False
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------------------- from the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, msgspec.MsgspecError) as error:
+            self._fail(f"not what an OpenAI-compatible server answers: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the connection has ended: {exc or 'closed by the server'}")
+
+    def _fail(self, message: str) -> None:
+        self.close()
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(ConnectionError(message))
+
+    # ----------------------------------------------------------------------------- from the parser
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            self._rest = (self._rest + body)[:_MAX_ERROR_BYTES]
+            return
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (content := line[5:].strip()) != b"[DONE]":
+                self._on_event(_decode(content))
+
+    def _on_event(self, event: _Event) -> None:
+        if event.error is not None:
+            self._answer.error = bytes(event.error).decode(errors="replace")
+        if any(choice.has_token for choice in event.choices):
+            self._answer.event_s.append(self._now_s)
+        if event.usage is not None:
+            self._answer.num_prompt_tokens = event.usage.prompt_tokens
+            self._answer.num_tokens = event.usage.completion_tokens or 0
+
+    def on_message_complete(self) -> None:
+        if (status := self._parser.get_status_code()) != 200:
+            self._answer.error = f"HTTP {status}: {self._rest.decode(errors='replace')}"
+        self.is_reusable = self.is_reusable and self._parser.should_keep_alive()
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)

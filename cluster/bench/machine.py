@@ -1,4 +1,7 @@
-"""The machine under a benchmark: what it is, what it does beside us, what our processes take."""
+"""The machine under a benchmark: what it is, what it does beside us, what our processes take.
+
+Read from /proc, so that a user's installation needs nothing more.
+"""
 
 import contextlib
 import os
@@ -10,7 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+BUSY_SHARE = 0.05
+"""Others that have more of the cores than this spoil what is measured."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def describe() -> str:
@@ -20,7 +26,7 @@ def describe() -> str:
         if line.startswith("model name"):
             name = line.partition(":")[2].strip()
             break
-    memory_gib = psutil.virtual_memory().total / 2**30
+    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release()}"
 
 
@@ -33,6 +39,10 @@ class Load:
     """Share of all cores that went to the processes we started (and have waited for)."""
     others: float = 0.0
     """Share that went to everybody else: figures taken beside much of it are no figures."""
+
+    @property
+    def is_spoiled(self) -> bool:
+        return self.others > BUSY_SHARE
 
 
 @contextmanager
@@ -50,10 +60,18 @@ def watch() -> Iterator[Load]:
         load.others = max(0.0, busy_s() - busy_before - ours) / capacity
 
 
+def others_now(seconds: float) -> float:
+    """Share of all cores that somebody has while this process waits for so long."""
+    with watch() as load:
+        time.sleep(seconds)
+    return load.others
+
+
 def busy_s() -> float:
     """Seconds that all cores together have worked, for whomever, since the machine started."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, file.readline().split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
 def _our_cpu_s() -> float:
@@ -84,55 +102,86 @@ class Usage:
 class Tree:
     """A process and all it has started."""
 
-    root: psutil.Process
-    _seen: dict[int, psutil.Process] = field(default_factory=dict)
+    root: int
+    """Its pid."""
+    _seen: dict[int, int] = field(default_factory=dict)
+    """When a process began, by pid: one that has lost its parent still belongs here."""
 
-    def processes(self) -> list[psutil.Process]:
-        for process in (self.root, *self.root.children(recursive=True)):
-            self._seen.setdefault(process.pid, process)
-        return [p for p in self._seen.values() if p.is_running()]
+    def pids(self) -> list[int]:
+        """Of all that live."""
+        processes = {pid: found for pid in _all_pids() if (found := _stat(pid)) is not None}
+        members = {pid for pid, found in processes.items() if self._seen.get(pid) == found.began}
+        members |= {self.root} & processes.keys()
+        while (
+            young := {pid for pid, found in processes.items() if found.parent in members} - members
+        ):
+            members |= young
+        self._seen = {pid: processes[pid].began for pid in members}
+        return sorted(members)
 
     def memory(self) -> list[ProcessMemory]:
         found = []
-        for process in self.processes():
-            pss = _pss_mib(process.pid)
+        for pid in self.pids():
+            pss = _pss_mib(pid)
             if pss > 0:
-                found.append(ProcessMemory(_title(process), pss))
+                found.append(ProcessMemory(_title(pid), pss))
         return found
 
     def cpu_s(self) -> float:
         """User and system time of all that live."""
-        total = 0.0
-        for process in self.processes():
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            total += times.user + times.system
-        return total
+        found = [_stat(pid) for pid in self.pids()]
+        return sum(each.cpu_s for each in found if each is not None)
 
     def usages(self) -> dict[int, Usage]:
         """By pid."""
-        return {process.pid: usage(process) for process in self.processes()}
+        return {pid: usage(pid) for pid in self.pids()}
 
 
-def usage(process: psutil.Process) -> Usage:
+def usage(pid: int) -> Usage:
     """What one process has had so far. From the scheduler's own accounts, to the nanosecond:
     /proc/PID/stat has hundredths."""
     cpu_ns = wait_ns = 0
-    for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+    for account in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # a thread that has just ended
             ran, waited, _ = account.read_text(encoding="ascii").split()
             cpu_ns += int(ran)
             wait_ns += int(waited)
-    return Usage(_title(process), cpu_ns / 1e9, wait_ns / 1e9)
+    return Usage(_title(pid), cpu_ns / 1e9, wait_ns / 1e9)
 
 
-def _title(process: psutil.Process) -> str:
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    parent: int
+    cpu_s: float
+    began: int
+    """In ticks since the machine started."""
+
+
+def _stat(pid: int) -> _Stat | None:
+    """None once the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return _Stat(
+        int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19])
+    )
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _title(pid: int) -> str:
     """As `ps` shows it, short: the first word of a title, or the module that Python runs."""
-    words = process.cmdline()
-    if not words:
-        return process.name()
+    try:
+        content = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "gone"
+    words = content.decode(errors="replace").rstrip("\0").split("\0")
+    if not words[0]:
+        return "kernel"
     if "multiprocessing.resource_tracker" in " ".join(words):
         return "resource tracker"
     first = words[0].split()[0]

@@ -1,6 +1,6 @@
 """Throughput of one engine's `LLM` class. Runs under its own Python: standard library only.
 
-    python offline_run.py --engine raywire|vllm --model FOLDER --out FILE …
+    python -P offline_run.py --engine raywire|vllm --model FOLDER --out FILE …
 
 Writes a JSON object to FILE. For each batch size, prompts of random token ids are generated from
 twice: for one token, which is the prefill, and for all of them. Each repetition has new prompts, so
@@ -22,7 +22,7 @@ def main() -> None:
     began = time.perf_counter()
     llm, make_params = load(args)
     loaded_s = time.perf_counter() - began
-    prompts = Prompts(args)
+    prompts = Prompts(args.model, args.prompt_tokens)
     run(llm, make_params, prompts.take(1), 2)
     rows = [measure(llm, make_params, prompts, args, size) for size in args.batches]
     Path(args.out).write_text(json.dumps({"load_s": loaded_s, "rows": rows}), encoding="utf-8")
@@ -61,19 +61,24 @@ def run(llm: Any, make_params: Any, prompts: list[dict[str, Any]], num_tokens: i
 class Prompts:
     """Random token ids, the same for every engine; never the same prompt twice."""
 
-    def __init__(self, args: Any) -> None:
-        config = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))
-        self._random = random.Random(1)
-        self._length = args.prompt_tokens
-        # Low ids are special tokens in many vocabularies, and high ones may have no text.
-        self._low = min(1000, config["vocab_size"] // 4)
-        self._high = min(20_000, config["vocab_size"] * 3 // 4)
+    def __init__(self, model: str, length: int, seed: int = 1) -> None:
+        self._random = random.Random(seed)
+        self._length = length
+        self._ids = range(*token_range(model))
 
     def take(self, count: int) -> list[dict[str, Any]]:
         return [
-            {"prompt_token_ids": self._random.choices(range(self._low, self._high), k=self._length)}
+            {"prompt_token_ids": self._random.choices(self._ids, k=self._length)}
             for _ in range(count)
         ]
+
+
+def token_range(model: str) -> tuple[int, int]:
+    """First token id of random prompts, and the first above them. Low ids are special tokens in
+    many vocabularies, and high ones may have no text."""
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    vocab_size = config["vocab_size"]
+    return min(1000, vocab_size // 4), min(20_000, vocab_size * 3 // 4)
 
 
 def load(args: Any) -> tuple[Any, Any]:

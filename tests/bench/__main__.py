@@ -26,12 +26,14 @@ import click
 
 from cluster import environment
 from cluster.bench import machine, server_process
-from cluster.bench.http_load import Workload
+from cluster.bench.offline_run import token_range
+from cluster.bench.workload import TokenRange
 from cluster.model_source import resolve
 from tests.bench import server_run
 from tests.bench.report import EngineResult, Report, write_into
 from tests.bench.scale import STEP_S, ScaleSettings, measure_all
 from tests.bench.scale_report import ScaleReport
+from tests.bench.server_run import Workload
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 3600
@@ -230,14 +232,8 @@ def _measure_server(engine: Engine, settings: Settings, result: EngineResult) ->
 
 
 def _workload(settings: Settings) -> Workload:
-    config = json.loads((settings.folder / "config.json").read_text(encoding="utf-8"))
-    return Workload(
-        model="bench",
-        prompt_tokens=settings.prompt_tokens,
-        output_tokens=settings.output_tokens,
-        low=min(1000, config["vocab_size"] // 4),
-        high=min(20_000, config["vocab_size"] * 3 // 4),
-    )
+    low, high = token_range(str(settings.folder))
+    return Workload("bench", settings.prompt_tokens, settings.output_tokens, TokenRange(low, high))
 
 
 def _version(engine: Engine) -> str:

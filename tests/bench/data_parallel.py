@@ -7,12 +7,11 @@ and workers were ready to run and had to wait for one, and CPU seconds per 1,000
 which hardly depend on how many cores there are.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from cluster.bench import machine, server_process
 from cluster.bench.machine import Tree, Usage
@@ -101,12 +100,12 @@ class Meter:
     two readings."""
 
     def __init__(self, pid: int) -> None:
-        self._tree = Tree(psutil.Process(pid))
-        self._client = psutil.Process()
+        self._tree = Tree(pid)
+        self._client = os.getpid()
         self._readings: list[tuple[float, dict[int, Usage]]] = []
 
     def read(self) -> None:
-        usages = self._tree.usages() | {self._client.pid: machine.usage(self._client)}
+        usages = self._tree.usages() | {self._client: machine.usage(self._client)}
         self._readings.append((machine.busy_s(), usages))
 
     def report(self, result: ScaleResult) -> None:
@@ -115,7 +114,7 @@ class Meter:
         cpu_s: dict[str, float] = defaultdict(float)
         wait_s: dict[str, float] = defaultdict(float)
         for pid in before.keys() & after.keys():
-            role = "client" if pid == self._client.pid else _role(after[pid].title)
+            role = "client" if pid == self._client else _role(after[pid].title)
             cpu_s[role] += after[pid].cpu_s - before[pid].cpu_s
             wait_s[role] += after[pid].wait_s - before[pid].wait_s
         result.cpu_s = dict(cpu_s)
@@ -123,7 +122,7 @@ class Meter:
         waited_s = wait_s["engine core"] + wait_s["worker"]
         result.wait_share = waited_s / result.shape.ranks / window_s
         others_s = busy_after - busy_before - sum(cpu_s.values())
-        result.others_share = max(0.0, others_s) / window_s / (psutil.cpu_count() or 1)
+        result.others_share = max(0.0, others_s) / window_s / (os.cpu_count() or 1)
 
 
 def _role(title: str) -> str:

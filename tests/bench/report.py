@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.bench.machine import Load
+from cluster.bench.results import number
 from tests.bench.server_run import ServerResult
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -159,10 +160,3 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
     for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
         yield f"| {' | '.join(cells)} |"
     yield ""
-
-
-def number(value: float) -> str:
-    """Three digits that count."""
-    if value == 0 or abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,5 +1,6 @@
 """A server as users start it: time until it answers, memory, idle load, streams, time to stop."""
 
+import random
 import signal
 import statistics
 import time
@@ -7,13 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from cluster.bench import server_process
-from cluster.bench.http_load import Workload, run_load
+from cluster.bench.http_load import Endpoint, LoadResult, run_load
 from cluster.bench.machine import ProcessMemory, Tree
+from cluster.bench.serve import completion_body
+from cluster.bench.workload import TokenRange, random_items
 
 IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Greedy completions of random prompts."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    ids: TokenRange
 
 
 @dataclass(slots=True)
@@ -55,14 +66,14 @@ def measure_server(
     result = ServerResult()
     with server_process.started(command, environ, port, log) as (process, ready_s):
         result.ready_s = ready_s
-        run_load(port, workload, 1, 1)
-        tree = Tree(psutil.Process(process.pid))
+        _load(port, workload, 1, 1)
+        tree = Tree(process.pid)
         time.sleep(2.0)  # what spins for a moment after work may come to rest
         cpu_before = tree.cpu_s()
         time.sleep(IDLE_S)
         result.idle_cores = (tree.cpu_s() - cpu_before) / IDLE_S
         for concurrency in concurrencies:
-            run_load(port, workload, concurrency, concurrency)
+            _load(port, workload, concurrency, concurrency)
             result.streams.append(_streams(port, workload, concurrency))
         result.memory = tree.memory()
         began = time.monotonic()
@@ -72,8 +83,23 @@ def measure_server(
     return result
 
 
+def _load(port: int, workload: Workload, concurrency: int, num_requests: int) -> LoadResult:
+    """Streams, `concurrency` at a time. All must give all their tokens."""
+    noise = random.Random(concurrency)
+    items = random_items(
+        num_requests, workload.prompt_tokens, workload.output_tokens, workload.ids, noise
+    )
+    bodies = [completion_body(workload.model, item) for item in items]
+    load = run_load(
+        Endpoint("127.0.0.1", port, "/v1/completions"), bodies, max_concurrency=concurrency
+    )
+    if load.num_tokens != num_requests * workload.output_tokens:
+        raise RuntimeError(f"{load.num_tokens} tokens of {num_requests} requests: {load.errors}")
+    return load
+
+
 def _streams(port: int, workload: Workload, concurrency: int) -> Streams:
-    load = run_load(port, workload, concurrency, max(3, 2 * concurrency))
+    load = _load(port, workload, concurrency, max(3, 2 * concurrency))
     gaps = sorted(load.between_tokens_s)
     return Streams(
         concurrency=concurrency,
