@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from cluster.bench import server_process
+from cluster.bench.wire import measure_trips
 from tests.bench import bench_route
-from tests.bench.bench_wire import measure_trips
 from tests.bench.data_parallel import measure_scale, shapes
 from tests.bench.ray_start import measure_ray_start
 from tests.bench.scale_report import FirstTokens, RouteCost, ScaleFigures

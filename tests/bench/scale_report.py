@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster.bench.percentile import percentile
+from cluster.bench.results import number
+from cluster.bench.wire import PROMPT_TOKENS, Trips
 from tests.bench.bench_route import NUM_RANKS, NUM_TRACKED
-from tests.bench.bench_wire import PROMPT_TOKENS, Trips
 from tests.bench.data_parallel import ROLES, ScaleResult
 from tests.bench.ray_start import RayStart
-from tests.bench.report import number, table
+from tests.bench.report import table
 
 BEGIN, END = "<!-- bench dp: begin -->", "<!-- bench dp: end -->"
 

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.bench.machine import Load, ProcessMemory
 from cluster.bench.percentile import percentile
+from cluster.bench.wire import Trips
 from tests.bench.__main__ import _command
-from tests.bench.bench_wire import Trips
 from tests.bench.data_parallel import ScaleResult, Shape
 from tests.bench.report import EngineResult, Report, write_into
 from tests.bench.scale_report import FirstTokens, RouteCost, ScaleFigures, ScaleReport
