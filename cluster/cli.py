@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from cluster import environment
+from cluster.bench.cli import bench, latency, throughput
 from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS, Environment
@@ -67,6 +68,18 @@ class HumanInt(click.ParamType[int | Literal["auto"]]):
         except (ValueError, OverflowError):
             hint = " or auto" if self._is_auto_allowed else ""
             self.fail(f"{text!r} is not an integer (8192, 8K, 8.2k){hint}", param, ctx)
+
+
+class DTypeName(click.Choice[str]):
+    """A type of numbers by any of its names."""
+
+    def __init__(self) -> None:
+        super().__init__(list(_DTYPES))
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DType:
+        return _DTYPES[super().convert(value, param, ctx)]
 
 
 class PortRange(click.ParamType[tuple[int, int]]):
@@ -220,7 +233,7 @@ _ENGINE_OPTIONS = [
     _option(
         "Model",
         "--dtype",
-        type=click.Choice(list(_DTYPES)),
+        type=DTypeName(),
         help="Weights and arithmetic; auto is what the model's config says.",
     ),
     _option(
@@ -327,6 +340,7 @@ def cli() -> None:
     raywire serve scripted     no weights at all, for trying a deployment
     raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
     raywire plan demo -dp 2    the same of a server on this machine or Ray cluster
+    raywire bench serve        what clients see of a running server
     """
 
 
@@ -448,7 +462,6 @@ def _arguments_on_nodes(model: str, flags: dict[str, Any]) -> list[str]:
 
 def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> ServeConfig:
     """The settings that the flags ask for."""
-    flags["dtype"] = _DTYPES[flags["dtype"]]
     flags["chat_template"] = _read(flags["chat_template"])
     engine_fields = {field.name for field in dataclasses.fields(EngineOptions)}
     engine = {name: flags.pop(name) for name in list(flags) if name in engine_fields}
@@ -461,6 +474,16 @@ def _read(file: Path | None) -> str | None:
         return None if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+_LLM_FLAGS = {field.name for field in dataclasses.fields(EngineOptions)} - {
+    "model", "data_parallel_size", "long_prefill_token_threshold",
+}  # fmt: skip
+"""What an `LLM` takes too, by the same names."""
+
+for _command in (latency, throughput):
+    _command.params += [param for param in serve.params if param.name in _LLM_FLAGS]
+cli.add_command(bench)
 
 
 # -------------------------------------------------------------------------------------------- run

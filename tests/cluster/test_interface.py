@@ -1,6 +1,9 @@
 """Everything a user can set. Adding to it is a decision: change this file on purpose."""
 
 import re
+from collections.abc import Iterator
+
+import click
 
 from cluster.cli import cli
 from cluster.environment import VARIABLES
@@ -19,13 +22,44 @@ _OF_A_SERVER = """
     --tensor-parallel-size --wire-port-range -dp -pp -tp
 """
 
+_RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
+_OF_AN_LLM = """
+    --attention-backend --block-size --device --dtype --enable-chunked-prefill
+    --enable-prefix-caching --kv-cache-memory-bytes --log-level --max-model-len
+    --max-num-batched-tokens --max-num-seqs --no-enable-chunked-prefill
+    --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size
+    --scheduling-policy --seed --startup-timeout --tensor-parallel-size -pp -tp
+"""
+_OF_A_BENCH = {
+    "latency": f"""--model --input-len --output-len --batch-size --num-iters --num-iters-warmup
+        {_OF_AN_LLM}""",
+    "throughput": f"""--model --input-len --output-len --num-prompts --num-warmups --dataset
+        --dataset-path {_OF_AN_LLM}""",
+    "serve": """--base-url --host --port --endpoint --model --header --num-prompts --request-rate
+        --max-concurrency --input-len --output-len --dataset --dataset-path --token-ids
+        --temperature --top-p --ignore-eos --no-ignore-eos --num-warmups --seed""",
+    "startup": "",
+    "wire": "--rounds",
+    "ring": "--readers --rounds",
+    "schedule": "--running --rounds",
+}
+
 FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
 """A dry run takes the command line of the real one."""
+FLAGS |= {f"bench {name}": f"{flags} {_RESULTS}" for name, flags in _OF_A_BENCH.items()}
 
 ENVIRONMENT = """
     RAYWIRE_CACHE_DIR RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS RAYWIRE_LOG_LEVEL
     RAYWIRE_MQ_MAX_CHUNK_BYTES_MB RAYWIRE_RPC_BASE_PATH RAYWIRE_WORKER_MULTIPROC_METHOD
 """
+
+
+def _commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{name} ")
+        else:
+            yield prefix + name, command
 
 
 def test_commands_and_flags() -> None:
@@ -37,7 +71,7 @@ def test_commands_and_flags() -> None:
             for flag in (*param.opts, *param.secondary_opts)
             if flag.startswith("-")
         )
-        for name, command in cli.commands.items()
+        for name, command in _commands(cli)
     } == {name: sorted(flags.split()) for name, flags in FLAGS.items()}
 
 
