@@ -113,6 +113,7 @@ async def _serve(
                 await _linger(service)
             elif service.state == "serving":
                 await _drain(service, stop)
+            server.cut_off()
             return 0 if client.death is None else 1
     finally:
         server.should_exit = True
@@ -140,6 +141,14 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,  # the drain is ours: nothing runs by then
             )
         )
+
+    def cut_off(self) -> None:
+        """Close the connections on which an answer is still under way: those who do not read it.
+        Uvicorn would wait for them, and log their end as an error of ours."""
+        for connection in list(self.server_state.connections):
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and cycle.response_started and not cycle.response_complete:
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import select
 import socket
 import subprocess
@@ -179,6 +180,32 @@ def test_second_signal_ends_a_drain_at_once() -> None:
         assert "shutting down" in stream.join()[-1]
         assert server.join() == 0
         assert time.monotonic() - began < 10.0
+
+
+def test_who_does_not_read_is_cut_off_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A stop is one in order, whatever clients do."""
+    name = "m" * 4000  # it is in every event
+    with (
+        serving(
+            endless_answer,
+            engine_options={"step_s": 0.001},
+            served_model_names=(name,),
+            shutdown_timeout_s=0.1,
+        ) as server,
+        socket.socket() as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", server.port))
+        body = json.dumps({"model": name, "prompt": "x", "max_tokens": 900, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body.encode())
+        wait_for(lambda: server.engine.running)
+        wait_for(lambda: not server.engine.running, "the last token")  # most of it unsent
+
+        server.stop.set()
+        assert server.join() == 0
+    assert "cutting requests that still run" in caplog.text
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def send_half_a_body(server: HttpServer) -> socket.socket:

@@ -119,7 +119,7 @@ def serving(
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = HttpServer(listener.getsockname()[1], engines, client, stop)
-        settings = ApiConfig(served_model_names=("m", "alias"), **config)
+        settings = ApiConfig(**{"served_model_names": ("m", "alias"), **config})
 
         def bind_and_start() -> Path:
             client.bind(wires)
