@@ -39,7 +39,7 @@ from cluster.supervisor import Child, Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import ConfigError, EngineDeadError
-from engine.lifecycle import StopFlag, in_lasting_thread
+from engine.lifecycle import STOP_SIGNAL, StopFlag, describe_exit, in_lasting_thread
 from engine.wire import Fingerprint
 
 logger = logging.getLogger(__name__)
@@ -187,6 +187,15 @@ class ApiServers:
                 num_asked += 1
                 self._supervisor.ask()
             time.sleep(_POLL_S)
+        self._report_crashes()
+
+    def _report_crashes(self) -> None:
+        """Nobody watches any more while they drain, and a crash there breaks streams as well."""
+        codes = self._supervisor.exit_codes
+        for config, pid, code in zip(self._configs, self._supervisor.pids, codes, strict=True):
+            if self.death is None and code not in (None, 0, -STOP_SIGNAL):
+                name = f"API server {config.title} pid={pid}"
+                self.mark_dead(None, f"{name} {describe_exit(code)} while draining", is_first=True)
 
     def _listen(self, index: int) -> None:
         while True:

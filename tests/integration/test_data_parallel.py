@@ -196,6 +196,24 @@ def test_a_stop_lets_streams_of_all_api_servers_end(slow_model: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_crash_while_draining_is_told(slow_model: Path) -> None:
+    """It breaks streams like any other: one first cause, and not the exit code of a stop."""
+    with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
+        streams = [BackgroundStream(server, max_tokens=150) for _ in range(4)]
+        assert all(stream.started.wait(20) for stream in streams)
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("draining")
+        os.kill(server.raywire_processes()["RAYWIRE::APIServer_0"].pid, signal.SIGKILL)
+        assert server.wait() == 1
+        causes = re.findall(r"^ERROR .*first cause:.*$", server.log, re.MULTILINE)
+        assert len(causes) == 1, server.log
+        assert "APIServer_0" in causes[0]
+        for stream in streams:
+            stream.join()
+        server.assert_gone()
+
+
+@pytest.mark.slow
 def test_a_second_signal_cuts_streams(slow_model: Path) -> None:
     """Each gets its end, without waiting for the time that a drain may take."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
