@@ -40,6 +40,7 @@ _SIGNATURES = {
     "raywire_linear": (*[c_void_p] * 4, *[c_int64] * 3, *[c_int] * 4),
     "raywire_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_rms_norm": (*[c_void_p] * 3, c_int64, c_int64, c_float, c_int, c_int),
+    "raywire_add_and_norm": (*[c_void_p] * 6, c_int64, c_int64, c_float, c_int, c_int),
     "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
     "raywire_write_kv": (c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_int64),
     "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
@@ -61,6 +62,7 @@ class Kernels:
         self._pack = library.raywire_pack
         self._rows = library.raywire_rows
         self._rms_norm = library.raywire_rms_norm
+        self._add_and_norm = library.raywire_add_and_norm
         self._norm_and_rotate = library.raywire_norm_and_rotate
         self._write_kv = library.raywire_write_kv
         self._attention = library.raywire_attention
@@ -134,6 +136,36 @@ class Kernels:
             *(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size),
             *(eps, rounds_first, self._num_threads),
         )
+
+    def add_and_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        post: Tensor | None,
+        following: Tensor | None,
+        eps: float,
+        rounds_first: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `residual + x`, and that normed.
+
+        Args:
+            x: normed first if `post` is given, and overwritten.
+            residual: of the same shape.
+            post: factors of the norm before the sum, float32, or None.
+            following: factors of the norm after it, or None: then there is no second result, and
+                the first is returned in its place.
+            eps: see `rms_norm`.
+            rounds_first: see `rms_norm`.
+        """
+        total = torch.empty_like(residual)
+        out = total if following is None else torch.empty_like(residual)
+        size = x.shape[-1]
+        self._add_and_norm(
+            *(x.data_ptr(), residual.data_ptr(), None if post is None else post.data_ptr()),
+            *(total.data_ptr(), None if following is None else following.data_ptr()),
+            *(out.data_ptr(), x.numel() // size, size, eps, rounds_first, self._num_threads),
+        )
+        return total, out
 
     def norm_and_rotate(
         self,

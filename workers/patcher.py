@@ -9,6 +9,7 @@ of here gets what fits it, and is right in any case.
     norms       one kernel instead of six operations
     MLP         gate, up, activation and product in one call
     attention   query, key and value in one; their norms and rotary embedding in another
+    layer       sums and the norms beside them in one
     the rest    every other linear layer packed; a tied embedding reads the packed head
 
 Agreement is judged column by column: relative to the largest output of all, a wrong formula can
@@ -227,9 +228,9 @@ class FusedAttention(nn.Module):
         super().__init__()
         self.qkv_proj, self.o_proj = qkv, out
         self._kernels = kernels
-        self._num_kv_heads, self._head_dim = num_kv_heads, head_dim
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
         self._num_heads = qkv.out_features // head_dim - 2 * num_kv_heads
-        self._layer_idx, self._call = layer_idx, call
+        self.layer_idx, self._call = layer_idx, call
         self._factors = (norms[0].factors, norms[1].factors) if norms else None
         self._eps = norms[0].eps if norms else 0.0
         self._rounds_first = norms[0].rounds_first if norms else False
@@ -243,17 +244,17 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """transformers' interface; `[1, T, hidden]` in and out."""
         assert attention_mask is None, "masks are ours: see BatchLayout"
-        qkv_THD = self.qkv_proj(hidden_states)[0].view(hidden_states.shape[1], -1, self._head_dim)
+        qkv_THD = self.qkv_proj(hidden_states)[0].view(hidden_states.shape[1], -1, self.head_dim)
         cos, sin = (x[0].contiguous() for x in position_embeddings)
         self._kernels.norm_and_rotate(
-            *(qkv_THD, self._factors, (cos, sin), self._num_kv_heads),
+            *(qkv_THD, self._factors, (cos, sin), self.num_kv_heads),
             *(self._eps, self._rounds_first),
         )
         query_THD, key_TKD, value_TKD = qkv_THD.split(
-            [self._num_heads, self._num_kv_heads, self._num_kv_heads], dim=1
+            [self._num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
         )
         context = current()
-        kv = context.kv_cache[self._layer_idx]
+        kv = context.kv_cache[self.layer_idx]
         self._kernels.write_kv(kv, key_TKD, value_TKD, context.layout.slot_mapping)
         out_THD = context.backend.forward(self._call, query_THD, kv)
         return self.o_proj(out_THD.flatten(1)[None]), None
@@ -271,7 +272,8 @@ def _attention(module: nn.Module, backend: NativeLinear) -> FusedAttention | Non
     has_norms = norms != [None, None]
     if has_norms and not all(_is_norm(norm, head_dim) for norm in norms):
         return None
-    probe = _AttentionProbe(module, query.in_features, key.out_features // head_dim, head_dim)
+    num_kv_heads, layer_idx = key.out_features // head_dim, int(module.layer_idx)  # type: ignore[arg-type]
+    probe = _AttentionProbe(layer_idx, query.in_features, num_kv_heads, head_dim)
     with _without_hooks(out):
         theirs = probe.run(module)
         has_bias = query.bias is not None
@@ -283,10 +285,10 @@ def _attention(module: nn.Module, backend: NativeLinear) -> FusedAttention | Non
             backend.kernels,
             qkv,
             out,
-            key.out_features // head_dim,
+            num_kv_heads,
             head_dim,
             tuple(norms) if has_norms else None,  # type: ignore[arg-type]
-            int(module.layer_idx),  # type: ignore[arg-type]
+            layer_idx,
             probe.recorder.call,
         )
         if not all(map(agree, probe.run(ours), theirs)):
@@ -324,12 +326,10 @@ class _Recorder:
 class _AttentionProbe:
     """One request of some tokens, at random positions."""
 
-    def __init__(
-        self, module: nn.Module, hidden_size: int, num_kv_heads: int, head_dim: int
-    ) -> None:
+    def __init__(self, layer_idx: int, hidden_size: int, num_kv_heads: int, head_dim: int) -> None:
         count = PROBE_TOKENS
         self.recorder = _Recorder()
-        self._layer_idx = int(module.layer_idx)  # type: ignore[arg-type]
+        self._layer_idx = layer_idx
         self._kv_shape = (1, count, num_kv_heads, head_dim)
         self._hidden = _random(1, count, hidden_size)
         angles = 3 * _random(1, count, head_dim // 2).float()
@@ -352,12 +352,78 @@ class _AttentionProbe:
         kv = LayerKV(*(torch.zeros(self._kv_shape, dtype=torch.bfloat16) for _ in range(2)))
         context = ForwardContext(self._layout, {self._layer_idx: kv}, self.recorder)
         with forward_context(context):
-            output = module(
-                hidden_states=self._hidden,
-                position_embeddings=self._rotary,
-                attention_mask=None,
-            )[0]
+            output = module(self._hidden, position_embeddings=self._rotary, attention_mask=None)
+        output = output[0] if isinstance(output, tuple) else output
         return [self.recorder.query_THD.flatten(1), kv.key.flatten(2), kv.value.flatten(2), output]
+
+
+# Layers
+
+
+class FusedLayer(nn.Module):
+    """A layer of attention and MLP around a residual, with or without norms before its sums.
+
+    Args:
+        kernels: for sums and norms.
+        attention: replaced already, as are the norms and the MLP.
+        mlp: of the layer.
+        norms: before attention, after it (or None), before the MLP, after it (or None).
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        attention: FusedAttention,
+        mlp: GatedMLP,
+        norms: tuple[RMSNorm, RMSNorm | None, RMSNorm, RMSNorm | None],
+    ) -> None:
+        super().__init__()
+        self.self_attn, self.mlp, self.input_layernorm = attention, mlp, norms[0]
+        self._kernels = kernels
+        self._factors = [None if norm is None else norm.factors for norm in norms[1:]]
+        self._eps, self._rounds_first = norms[0].eps, norms[0].rounds_first
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        **unused: object,
+    ) -> Tensor:
+        """transformers' interface; `[1, T, hidden]` in and out."""
+        post_attention, pre_mlp, post_mlp = self._factors
+        how = self._eps, self._rounds_first
+        x, _ = self.self_attn(
+            self.input_layernorm(hidden_states), position_embeddings, attention_mask
+        )
+        total, x = self._kernels.add_and_norm(x, hidden_states, post_attention, pre_mlp, *how)
+        total, _ = self._kernels.add_and_norm(self.mlp(x), total, post_mlp, None, *how)
+        return total
+
+
+def _layer(module: nn.Module, backend: NativeLinear) -> FusedLayer | None:
+    attention, mlp = getattr(module, "self_attn", None), getattr(module, "mlp", None)
+    if not isinstance(attention, FusedAttention) or not isinstance(mlp, GatedMLP):
+        return None
+    norms = [getattr(module, f"{name}_layernorm", None) for name in _LAYER_NORMS]
+    before, after_attention, before_mlp, after_mlp = norms
+    if before_mlp is None:  # Llama calls the one before the MLP by what it comes after
+        after_attention, before_mlp = None, after_attention
+    found = [norm for norm in norms if norm is not None]
+    if not all(isinstance(norm, RMSNorm) for norm in found):
+        return None
+    if before is None or before_mlp is None or len({(n.eps, n.rounds_first) for n in found}) > 1:
+        return None
+    norms_in_order = (before, after_attention, before_mlp, after_mlp)
+    ours = FusedLayer(backend.kernels, attention, mlp, norms_in_order)
+    probe = _AttentionProbe(
+        *(attention.layer_idx, attention.qkv_proj.in_features),
+        *(attention.num_kv_heads, attention.head_dim),
+    )
+    with _without_hooks(attention.o_proj), _without_hooks(mlp.down_proj):
+        if not all(map(agree, probe.run(ours), probe.run(module))):
+            raise _Differs
+    return ours
 
 
 # Single layers
@@ -435,5 +501,7 @@ def _return_freed_memory() -> None:
             trim(0)
 
 
-_RULES: dict[str, Rule] = {"norm": _norm, "mlp": _mlp, "attention": _attention}
-"""In this order: attention takes over norms that have been replaced."""
+_LAYER_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+
+_RULES: dict[str, Rule] = {"norm": _norm, "mlp": _mlp, "attention": _attention, "layer": _layer}
+"""In this order: attention takes over norms that have been replaced, a layer takes over all."""

@@ -4,11 +4,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from transformers import AutoModelForCausalLM
 
+from cluster.model_source import resolve
 from engine.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from tests.helpers.built_kernels import backend, cache_dir
@@ -40,20 +44,21 @@ def loaded(folder: Path) -> Any:
 def kinds(model: nn.Module) -> dict[str, int]:
     return {
         kind.__name__: sum(isinstance(module, kind) for module in model.modules())
-        for kind in (patcher.RMSNorm, patcher.GatedMLP, patcher.FusedAttention, PackedEmbedding)
+        for kind in (patcher.GatedMLP, patcher.FusedAttention, patcher.FusedLayer, PackedEmbedding)
     }
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_known_parts_are_replaced(architecture: str, models: Path) -> None:
-    """Norms, MLPs and attention of each layer, without any architecture's name; no linear layer
-    stays unpacked."""
+    """MLPs, attention and whole layers, without any architecture's name; no linear layer stays
+    unpacked."""
     model = loaded(tiny_model(architecture, models))
     patcher.patch(model, backend())
 
     found, layers = kinds(model), FUSED[architecture]
     assert found["GatedMLP"] == layers
-    assert found["FusedAttention"] == (0 if architecture in SMALL_HEADS else layers)
+    of_attention = 0 if architecture in SMALL_HEADS else layers
+    assert (found["FusedAttention"], found["FusedLayer"]) == (of_attention, of_attention)
     assert not any(type(module) is nn.Linear for module in model.modules())
     assert found["PackedEmbedding"] == bool(model.config.tie_word_embeddings)
 
@@ -74,6 +79,53 @@ def test_as_close_to_float32_as_before(architecture: str, models: Path) -> None:
     assert ours <= 1.15 * plain  # a few hundred tokens: some scatter either way
 
 
+@pytest.mark.slow
+def test_the_demo_model_is_as_close_to_float32_as_before() -> None:
+    """Gemma 3 270M on text: no further from transformers in float32 than transformers in
+    bfloat16."""
+    folder = resolve("demo", cache_dir=Path(cache_dir()))
+    encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
+    prompts = [encode(text).ids for text in TEXTS]
+    exact, plain = (
+        [hub_logprobs(folder, prompt, dtype) for prompt in prompts]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+
+    ours = distance(prompt_logprobs(folder, prompts, cache_dir()), prompts, exact)
+
+    assert ours <= mean_distance(own(plain, prompts), own(exact, prompts))
+
+
+TEXTS = [
+    "The capital of France is Paris, a city on the Seine that has been the seat of its kings.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n"
+    "    return fibonacci(n - 1) + fibonacci(n - 2)\n",
+    "Once upon a time, there was a little girl who lived in a village near the forest. One day her"
+    " mother asked her to bring a basket of bread to her grandmother.",
+    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen. It takes place in"
+    " the chloroplasts of green plants, in algae and in some bacteria.",
+    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610",
+    "Im Anfang war das Wort, und das Wort war bei Gott, und Gott war das Wort.",
+]
+
+
+@torch.inference_mode()
+def hub_logprobs(folder: Path, prompt: list[int], dtype: torch.dtype) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    logits: Tensor = model(torch.tensor([prompt])).logits[0]
+    return logits.float().log_softmax(-1)
+
+
+def own(logprobs: list[Tensor], prompts: list[list[int]]) -> Tensor:
+    """Of each prompt's own tokens after the first."""
+    rows = zip(logprobs, prompts, strict=True)
+    return torch.cat([row[range(len(p) - 1), p[1:]] for row, p in rows])
+
+
+def mean_distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().mean())
+
+
 def prompt_logprobs(
     folder: Path, prompts: list[list[int]], kernel_cache_dir: str | None
 ) -> list[Sequence]:
@@ -86,15 +138,8 @@ def prompt_logprobs(
 
 def distance(sequences: list[Sequence], prompts: list[list[int]], exact: list[Tensor]) -> float:
     """Mean absolute difference of the prompts' own tokens' log probabilities."""
-    total, count = 0.0, 0
-    for sequence, prompt, logprobs in zip(sequences, prompts, exact, strict=True):
-        expected = logprobs[range(len(prompt) - 1), prompt[1:]]
-        ours = torch.cat(
-            [torch.from_numpy(part.logprobs[:, 0].copy()) for part in sequence.prompt_logprobs]
-        )
-        total += float((ours - expected).abs().sum())
-        count += len(expected)
-    return total / count
+    found = [part.logprobs[:, 0] for s in sequences for part in s.prompt_logprobs]
+    return mean_distance(torch.from_numpy(np.concatenate(found)), own(exact, prompts))
 
 
 class LooksLikeAnMLP(nn.Module):

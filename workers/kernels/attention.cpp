@@ -26,9 +26,10 @@
 
 namespace {
 
-constexpr int TILE = 64;      // keys
-constexpr int QUERIES = 96;   // rows of a prefill item: heads of a group times tokens
-constexpr int FEW_TOKENS = 3; // up to so many queries of a request are decodes
+constexpr int TILE = 64;        // keys
+constexpr int QUERIES = 96;     // rows of a prefill item: heads of a group times tokens
+constexpr int HEADS = 8;        // of a group, that a decode works on at once
+constexpr int FEW_TOKENS = 3;   // up to so many queries of a request are decodes
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 struct Call {
@@ -114,57 +115,83 @@ void finish(const Call& call, const float* sums, const Row& row, bf16* out) {
         store_bf16(out + d, load<Floats>(sums + d) * factor);
 }
 
-// One token: the group's heads against each key in turn.
-void attend_token(const Call& call, const Item& item, int64_t token, std::vector<float>& memory) {
-    const int64_t group = call.group(), size = call.size, request = item.request;
-    const int64_t first_query = call.query_start[request];
-    const int64_t num_queries = call.query_start[request + 1] - first_query;
-    const int64_t place = call.seq_lens[request] - num_queries + token;
-    memory.assign(group * (2 * size + TILE), 0.0f);
-    float *sums = memory.data(), *query = sums + group * size, *scores = query + group * size;
-    std::vector<Row> rows(group);
-    const bf16* q = call.query + (first_query + token) * call.query_stride;
-    for (int64_t g = 0; g < group; ++g) {
-        const int64_t head = item.kv_head * group + g;
-        rows[g] = start(call, head);
-        for (int64_t d = 0; d < size; ++d) query[g * size + d] = to_float(q[head * size + d]);
+// Scores of one key for G heads, TILE apart. The key is converted once.
+template <int G>
+void score_key(const float* query, const bf16* key, int64_t size, float* scores) {
+    Floats even[G] = {}, odd[G] = {};
+    int64_t d = 0;
+    for (; d + 2 * LANES <= size; d += 2 * LANES) {
+        const Floats k0 = load_bf16(key + d), k1 = load_bf16(key + d + LANES);
+        for (int g = 0; g < G; ++g) {
+            even[g] += load<Floats>(query + g * size + d) * k0;
+            odd[g] += load<Floats>(query + g * size + d + LANES) * k1;
+        }
     }
+    if (d < size)
+        for (int g = 0; g < G; ++g)
+            even[g] += load<Floats>(query + g * size + d) * load_bf16(key + d);
+    for (int g = 0; g < G; ++g) scores[g * TILE] = sum(even[g] + odd[g]);
+}
+
+// sums = sums · factor + weights · values for G heads, a stretch of the head at a time.
+template <int G>
+void add_values(
+    const bf16* const* values, int64_t count, const float* weights, const float* factors,
+    int64_t size, float* sums) {
+    for (int64_t d = 0; d < size; d += LANES) {
+        Floats s[G];
+        for (int g = 0; g < G; ++g) s[g] = load<Floats>(sums + g * size + d) * factors[g];
+        for (int64_t k = 0; k < count; ++k) {
+            const Floats v = load_bf16(values[k] + d);
+            for (int g = 0; g < G; ++g) s[g] += weights[g * TILE + k] * v;
+        }
+        for (int g = 0; g < G; ++g) memcpy(sums + g * size + d, &s[g], sizeof s[g]);
+    }
+}
+
+// One token and G heads of a group, from `first_head`, against all keys in turn.
+template <int G>
+void attend_heads(
+    const Call& call, const Item& item, int64_t place, int64_t token, int64_t first_head,
+    float* memory) {
+    const int64_t size = call.size, request = item.request;
+    float *sums = memory, *query = sums + G * size, *scores = query + G * size;
+    Row rows[G];
+    float factors[G];
+    const bf16* q = call.query + token * call.query_stride + first_head * size;
+    for (int g = 0; g < G; ++g) rows[g] = start(call, first_head + g);
+    for (int64_t d = 0; d < G * size; ++d) query[d] = to_float(q[d]);
+    std::fill(sums, sums + G * size, 0.0f);
     int64_t position = std::max<int64_t>(0, first_key(call, place, 0));
     for (; position <= place; position += TILE) {
         const int64_t count = std::min<int64_t>(TILE, place + 1 - position);
+        const bf16* values[TILE];
         for (int64_t k = 0; k < count; ++k) {
-            const bf16* key = call.key + call.slot(request, position + k, item.kv_head);
-            for (int64_t g = 0; g < group; ++g) {
-                Floats a{}, b{};
-                int64_t d = 0;
-                for (; d + 2 * LANES <= size; d += 2 * LANES) {
-                    a += load<Floats>(query + g * size + d) * load_bf16(key + d);
-                    b += load<Floats>(query + g * size + d + LANES) * load_bf16(key + d + LANES);
-                }
-                for (; d < size; d += LANES)
-                    a += load<Floats>(query + g * size + d) * load_bf16(key + d);
-                scores[g * TILE + k] = sum(a + b);
-            }
+            const int64_t slot = call.slot(request, position + k, item.kv_head);
+            values[k] = call.value + slot;
+            score_key<G>(query, call.key + slot, size, scores + k);
         }
-        for (int64_t g = 0; g < group; ++g) {
-            const float factor = soften(call, scores + g * TILE, 0, count, rows[g]);
-            if (factor == 1.0f) continue;
-            for (int64_t d = 0; d < size; ++d) sums[g * size + d] *= factor;
-        }
-        for (int64_t k = 0; k < count; ++k) {
-            const bf16* value = call.value + call.slot(request, position + k, item.kv_head);
-            for (int64_t d = 0; d < size; d += LANES) {
-                const Floats v = load_bf16(value + d);
-                for (int64_t g = 0; g < group; ++g) {
-                    float* to = sums + g * size + d;
-                    Floats sum = load<Floats>(to) + scores[g * TILE + k] * v;
-                    memcpy(to, &sum, sizeof sum);
-                }
-            }
-        }
+        for (int g = 0; g < G; ++g)
+            factors[g] = soften(call, scores + g * TILE, 0, count, rows[g]);
+        add_values<G>(values, count, scores, factors, size, sums);
     }
-    bf16* out = call.out + ((first_query + token) * call.num_heads + item.kv_head * group) * size;
-    for (int64_t g = 0; g < group; ++g) finish(call, sums + g * size, rows[g], out + g * size);
+    bf16* out = call.out + (token * call.num_heads + first_head) * size;
+    for (int g = 0; g < G; ++g) finish(call, sums + g * size, rows[g], out + g * size);
+}
+
+void attend_token(const Call& call, const Item& item, int64_t token, std::vector<float>& memory) {
+    const int64_t first_query = call.query_start[item.request];
+    const int64_t num_queries = call.query_start[item.request + 1] - first_query;
+    const int64_t place = call.seq_lens[item.request] - num_queries + token;
+    memory.resize(std::max<size_t>(memory.size(), HEADS * (2 * call.size + TILE)));
+    for (int64_t g = 0; g < call.group(); g += HEADS) {
+        const int heads = int(std::min<int64_t>(HEADS, call.group() - g));
+        with_rows<HEADS>(heads, [&]<int G>() {
+            attend_heads<G>(
+                call, item, place, first_query + token, item.kv_head * call.group() + g,
+                memory.data());
+        });
+    }
 }
 
 // Keys as outputs: block of 16 keys, pairs along the head. Missing keys are zero.
@@ -263,16 +290,20 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
                         rows[tile + r]);
                     pack_weights<ARITHMETIC>(row, weights + tile * weight_bytes, r, R);
                 }
-                for (int64_t d = 0; d < size; d += LANES) {
-                    Floats found[R][1];
-                    multiply<ARITHMETIC, R, 1>(
+                auto add = [&]<int B>(int64_t d) {
+                    Floats found[R][B];
+                    multiply<ARITHMETIC, R, B>(
                         weights + tile * weight_bytes, values + d * TILE, TILE, found);
-                    for (int r = 0; r < R; ++r) {
-                        float* to = sums + (tile + r) * size + d;
-                        Floats sum = load<Floats>(to) * factors[r] + found[r][0];
-                        memcpy(to, &sum, sizeof sum);
-                    }
-                }
+                    for (int r = 0; r < R; ++r)
+                        for (int b = 0; b < B; ++b) {
+                            float* to = sums + (tile + r) * size + d + b * LANES;
+                            Floats sum = load<Floats>(to) * factors[r] + found[r][b];
+                            memcpy(to, &sum, sizeof sum);
+                        }
+                };
+                int64_t d = 0;
+                for (; d + 2 * LANES <= size; d += 2 * LANES) add.template operator()<2>(d);
+                if (d < size) add.template operator()<1>(d);
             });
         }
     }

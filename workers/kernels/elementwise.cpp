@@ -59,6 +59,26 @@ void raywire_rms_norm(
     });
 }
 
+// Between attention and MLP, and after the MLP, for each row:
+//
+//     sum = residual + (post_weight ? norm(x) · post_weight : x)
+//     out = norm(sum) · next_weight             if there is one
+//
+// x is overwritten.
+void raywire_add_and_norm(
+    bf16* x, const bf16* residual, const float* post_weight, bf16* sum, const float* next_weight,
+    bf16* out, int64_t num_rows, int64_t size, float eps, int rounds_first, int num_threads) {
+    raywire::parallel_for((num_rows + 31) / 32, num_threads, [&](int64_t part) {
+        for (int64_t row = 32 * part; row < std::min(num_rows, 32 * part + 32); ++row) {
+            const int64_t at = row * size;
+            if (post_weight) norm(x + at, post_weight, x + at, size, eps, rounds_first);
+            for (int64_t i = at; i < at + size; i += LANES)
+                store_bf16(sum + i, load_bf16(residual + i) + load_bf16(x + i));
+            if (next_weight) norm(sum + at, next_weight, out + at, size, eps, rounds_first);
+        }
+    });
+}
+
 // In place on the output of the joint projection, `[num_tokens, num_heads + 2 num_kv_heads, size]`:
 // norm of each query and key head (where weights are given), then the rotary embedding. The head
 // size is a multiple of 32.
