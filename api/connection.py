@@ -11,7 +11,7 @@ and for trailers behind a body.
 import asyncio
 import logging
 import re
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api import errors
 from api.errors import Failure
+from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ HEAD_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 8192
 """Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
 
-_num_refused: Counter[int] = Counter()
+_refused: defaultdict[int, ThinnedCount] = defaultdict(ThinnedCount)
 """Connections that were refused so far, by status."""
 
 _UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
@@ -152,14 +153,12 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _log_refusal(self, failure: Failure) -> None:
-        _num_refused[failure.status] += 1
-        count = _num_refused[failure.status]
-        # At 1, 2, 4, 8, …: whoever sends rubbish must not fill the disk.
-        if count & (count - 1) == 0:
+        refused = _refused[failure.status]
+        if refused.add():
             logger.warning(
                 "refused a connection status=%d num_refused=%d client=%s: %s",
                 failure.status,
-                count,
+                refused.count,
                 self.client and self.client[0],
                 failure.details.message,
             )

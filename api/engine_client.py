@@ -213,7 +213,7 @@ class EngineClient:
     @property
     def num_bad_messages(self) -> int:
         """Messages that broke the protocol, dropped."""
-        return self._sockets.num_bad_messages
+        return self._sockets.bad_messages.count
 
     @property
     def num_refused_connections(self) -> int:

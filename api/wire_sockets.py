@@ -16,6 +16,7 @@ from engine.curve import CurveKeys, CurveLink
 from engine.doorkeeper import Doorkeeper
 from engine.errors import WireError
 from engine.sockets import connect_socket, make_socket
+from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class WireSockets:
     """
 
     def __init__(self, on_request_wire: TakeFrames, on_output_wire: TakeFrames) -> None:
-        self.num_bad_messages = 0
+        self.bad_messages = ThinnedCount()
         """Messages that broke the protocol, dropped."""
         self._on_request_wire = on_request_wire
         self._on_output_wire = on_output_wire
@@ -133,14 +134,10 @@ class WireSockets:
             try:
                 take(frames)
             except WireError as error:
-                self._on_bad_message(error)
+                if self.bad_messages.add():
+                    count = self.bad_messages.count
+                    logger.warning("dropped a bad message total=%d: %s", count, error)
         self._loop.call_soon(self._read, socket, take)
-
-    def _on_bad_message(self, error: WireError) -> None:
-        self.num_bad_messages += 1
-        # Powers of two: a broken peer must not fill the disk.
-        if self.num_bad_messages & (self.num_bad_messages - 1) == 0:
-            logger.warning("dropped a bad message total=%d: %s", self.num_bad_messages, error)
 
 
 def _descriptor(socket: "zmq.Socket[bytes]") -> int:

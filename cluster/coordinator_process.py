@@ -30,6 +30,7 @@ from engine.config import CoordinatorAddresses
 from engine.doorkeeper import Doorkeeper
 from engine.errors import EXIT_FAILED, WireError
 from engine.sockets import make_socket
+from engine.thinning import ThinnedCount
 from engine.wire import (
     CoordinatorType,
     EngineCoreOutputs,
@@ -88,7 +89,7 @@ class CoordinatorServer:
 
     def __init__(self, wires: CoordinatorWires, num_engines: int) -> None:
         self.coordinator = Coordinator(num_engines)
-        self.num_bad_messages = 0
+        self.bad_messages = ThinnedCount()
         """Messages that broke the protocol, dropped."""
         self._wires = wires
         self._doorkeeper = Doorkeeper()
@@ -171,7 +172,9 @@ class CoordinatorServer:
             try:
                 take(frames)
             except WireError as error:
-                self._on_bad_message(error)
+                if self.bad_messages.add():
+                    count = self.bad_messages.count
+                    logger.warning("dropped a bad message total=%d: %s", count, error)
 
     def _taker(self, socket: "zmq.Socket[bytes]") -> Callable[[list[bytes]], None]:
         if socket is self._router:
@@ -203,12 +206,6 @@ class CoordinatorServer:
     def _take_subscription(self, frames: list[bytes]) -> None:
         if frames[0][:1] == b"\x01":
             self.coordinator.hasten_report()
-
-    def _on_bad_message(self, error: WireError) -> None:
-        self.num_bad_messages += 1
-        # Powers of two: a broken peer must not fill the disk.
-        if self.num_bad_messages & (self.num_bad_messages - 1) == 0:
-            logger.warning("dropped a bad message total=%d: %s", self.num_bad_messages, error)
 
     # ------------------------------------------------------------------------------- outgoing
 

@@ -16,6 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from engine import curve
 from engine.curve import CurveKeys
+from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,13 @@ class Doorkeeper:
     """Admits listed clients to the sockets of one ZeroMQ context."""
 
     def __init__(self) -> None:
-        self.num_refused = 0
-        """Connections that were not let in."""
+        self._refused = ThinnedCount()
         self._allowed: set[bytes] = set()
+
+    @property
+    def num_refused(self) -> int:
+        """Connections that were not let in."""
+        return self._refused.count
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
         """Admit the owners of these keys from now on. From any thread, at any time: who was refused
@@ -90,9 +95,7 @@ class Doorkeeper:
         self._refuse(f"a client without the right keys at {facts['endpoint'].decode()}")
 
     def _refuse(self, reason: str) -> None:
-        self.num_refused += 1
-        # Powers of two: a stranger who keeps knocking must not fill the disk.
-        if self.num_refused & (self.num_refused - 1) == 0:
+        if self._refused.add():
             logger.warning("refused a connection total=%d: %s", self.num_refused, reason)
 
 

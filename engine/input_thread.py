@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import msgspec
@@ -26,6 +25,7 @@ from engine.errors import RequestError, WireError
 from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
 from engine.request import Request
 from engine.sockets import connect_socket
+from engine.thinning import ThinnedCount
 from engine.wire import (
     FROM_SOCKET,
     EngineCoreOutput,
@@ -60,21 +60,6 @@ class _Named(msgspec.Struct, array_like=True):
     request_id: RequestId
 
 
-@dataclass(slots=True)
-class DropCounter:
-    """Counts messages that break the protocol, and logs them at 1, 2, 4, 8, … only: a peer that
-    sends rubbish must not fill the disk."""
-
-    count: int = 0
-
-    def add(self, client_index: int, error: WireError) -> None:
-        self.count += 1
-        if self.count & (self.count - 1) == 0:
-            logger.warning(
-                "dropped a message client=%d num_dropped=%d: %s", client_index, self.count, error
-            )
-
-
 class InputThread:
     """Feeds one engine core from its API servers.
 
@@ -97,7 +82,7 @@ class InputThread:
         coordinator_index: int | None = None,
         ready: EngineReady,
         prepare: Callable[[EngineCoreRequest], Request],
-        dropped: DropCounter,
+        dropped: ThinnedCount,
         inbox: Inbox,
         aborts: AbortQueue,
         reply: Callable[[int, EngineCoreOutputs], None],
@@ -165,7 +150,11 @@ class InputThread:
             try:
                 self._take(client_index, frames)
             except WireError as error:
-                self._dropped.add(client_index, error)
+                if self._dropped.add():
+                    count = self._dropped.count
+                    logger.warning(
+                        "dropped a message client=%d total=%d: %s", client_index, count, error
+                    )
 
     def _take(self, client_index: int, frames: Sequence[codec.Buffer]) -> None:
         """Decode one message and pass it on. Raises WireError if it breaks the protocol."""

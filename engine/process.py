@@ -37,9 +37,10 @@ from engine.curve import CurveKeys, CurveLink
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError
 from engine.executor import Executor, StartExecutor
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
-from engine.input_thread import DropCounter, InputThread
+from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
 from engine.sockets import DEAD_LINGER_MS, STOPPED_LINGER_MS
+from engine.thinning import ThinnedCount
 from engine.wire import EngineReady, Phase, sendable
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class EngineProcess:
         self._engine_index = config.parallel.engine_index
         self._inbox: Inbox = queue.SimpleQueue()
         self._aborts: AbortQueue = queue.SimpleQueue()
-        self._dropped = DropCounter()
+        self._dropped = ThinnedCount()
         self._began = time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._executor: Executor | None = None

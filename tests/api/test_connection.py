@@ -2,12 +2,13 @@
 
 import re
 import socket
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
 from api import connection
+from engine.thinning import ThinnedCount
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving
 
@@ -169,7 +170,7 @@ def test_rubbish_does_not_fill_the_log(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lines get rarer the more there is: 1, 2, 4, 8, …"""
-    monkeypatch.setattr(connection, "_num_refused", Counter())
+    monkeypatch.setattr(connection, "_refused", defaultdict(ThinnedCount))
     for _ in range(20):
         with connect(server) as client:
             client.sendall(b"\x16\x03\x01 hello\r\n\r\n")

@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from engine.inbox import Abort, Add, Call, Inbox, Wave
-from engine.input_thread import DropCounter, InputThread
+from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
+from engine.thinning import ThinnedCount
 from engine.utility import make_call
 from engine.wire import (
     EngineCoreOutput,
@@ -122,7 +123,7 @@ class Input:
         self.replies: SimpleQueue[tuple[int, EngineCoreOutputs]] = SimpleQueue()
         self.crashes: SimpleQueue[BaseException] = SimpleQueue()
         self.prepare: Callable[[EngineCoreRequest], Any] = lambda request: request
-        self.dropped = DropCounter()
+        self.dropped = ThinnedCount()
         self.thread = InputThread(
             context,
             [peer.request_address for peer in peers],

@@ -13,9 +13,10 @@ import zmq
 
 from engine.codec import Decoder, Encoder
 from engine.errors import WireError
-from engine.input_thread import DropCounter, InputThread
+from engine.input_thread import InputThread
 from engine.request import from_wire
 from engine.step import ModelRunnerOutput, SchedulerOutput, WorkerStats
+from engine.thinning import ThinnedCount
 from engine.utility import Statistics, make_call
 from engine.wire import (
     EngineCoreOutput,
@@ -115,7 +116,7 @@ def make_input_thread() -> InputThread:
         (),
         ready=READY,
         prepare=prepare,
-        dropped=DropCounter(),
+        dropped=ThinnedCount(),
         inbox=SimpleQueue(),
         aborts=SimpleQueue(),
         reply=lambda client_index, outputs: None,
