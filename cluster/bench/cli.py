@@ -116,7 +116,10 @@ def bench() -> None:
 @_repeats(1)
 @_with_results
 def latency(**flags: Any) -> None:
-    """Time of one batch after the other through the LLM class: prefill, decode step, whole."""
+    """Time batches through the LLM class.
+
+    One after the other, without HTTP: prefill, decode step, the whole batch.
+    """
     output = _output(flags)
     from cluster.bench.latency import LatencySettings, measure_latency
     from cluster.bench.results import emit
@@ -140,7 +143,10 @@ def latency(**flags: Any) -> None:
 @_repeats(3)
 @_with_results
 def throughput(**flags: Any) -> None:
-    """Requests and tokens a second of the LLM class, with all prompts at once."""
+    """Fill the LLM class with prompts.
+
+    All at once, without HTTP: requests and tokens a second.
+    """
     output = _output(flags)
     from cluster.bench.results import emit
     from cluster.bench.throughput import ThroughputSettings, measure_throughput
@@ -201,7 +207,10 @@ def _split_engine(settings: type, flags: dict[str, Any]) -> dict[str, Any]:
 @_count("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
 @_with_results
 def serve(**flags: Any) -> None:
-    """Load a running OpenAI-compatible server, ours or another, and time what it streams.
+    """Load a running server, ours or another.
+
+    It speaks OpenAI's API and streams: time to the first token, between tokens, to the last; tokens
+    a second; errors.
 
     \b
     Examples:
@@ -215,13 +224,15 @@ def serve(**flags: Any) -> None:
     emit(measure_serve(ServeSettings(**flags)), output)
 
 
-@bench.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
+@bench.command(cls=GroupedCommand)
 @click.argument("model", default="demo")
 @click.argument("serve_flags", nargs=-1, type=click.UNPROCESSED)
 @_repeats(3)
 @_with_results
 def startup(**flags: Any) -> None:
-    """From `raywire serve MODEL` to ready, first token and end; memory; load while idle.
+    """Start and stop `raywire serve`.
+
+    Time to ready, to the first token, and to the end; memory; load while idle.
 
     \b
     Flags of `raywire serve` follow after two dashes:
@@ -239,7 +250,10 @@ def startup(**flags: Any) -> None:
 @_repeats(3)
 @_with_results
 def wire(rounds: int, repeats: int, **flags: Any) -> None:
-    """API server to engine core and back, over ipc, TCP and encrypted TCP; and the codec."""
+    """Time API server to engine core and back.
+
+    Over ipc, TCP and encrypted TCP, one message at a time; and the codec by itself.
+    """
     output = _output(flags)
     from cluster.bench.results import emit
     from cluster.bench.wire import measure_wire
@@ -253,7 +267,10 @@ def wire(rounds: int, repeats: int, **flags: Any) -> None:
 @_repeats(3)
 @_with_results
 def ring(readers: Sequence[int], rounds: int, repeats: int, **flags: Any) -> None:
-    """Engine core to workers and back through shared memory; and the load of parked readers."""
+    """Time engine core to workers and back.
+
+    Through shared memory, bare and with the executor around it; and the load of parked readers.
+    """
     output = _output(flags)
     from cluster.bench.results import emit
     from cluster.bench.ring import measure_ring
@@ -267,7 +284,10 @@ def ring(readers: Sequence[int], rounds: int, repeats: int, **flags: Any) -> Non
 @_repeats(3)
 @_with_results
 def schedule(running: Sequence[int], rounds: int, repeats: int, **flags: Any) -> None:
-    """An engine core's own time a step: schedule, update, encode; admission; block hashes."""
+    """Time an engine core's own part of a step.
+
+    Schedule, update, encode; admission of fresh requests; block hashes. No model, no sockets.
+    """
     output = _output(flags)
     from cluster.bench.results import emit
     from cluster.bench.schedule import measure_schedule

@@ -193,7 +193,7 @@ class _Client:
                 try:
                     await self._ask_on(connection, request, answer)
                 except OSError:
-                    if answer.event_s:
+                    if connection.has_received:
                         raise
                     return False
                 return True
@@ -243,7 +243,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -254,6 +254,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_reusable = True
+        self.has_received = False
+        """Whether anything of the present answer has come."""
         self._transport: asyncio.Transport | None = None
         self._answer = Answer()
         self._end: asyncio.Future[None] | None = None
@@ -264,7 +266,7 @@ class _Connection(asyncio.Protocol):
     async def exchange(self, request: bytes, answer: Answer) -> None:
         """Send a request and read its answer to the end. OSError if the connection fails."""
         assert self._transport is not None
-        self._answer, self._rest = answer, b""
+        self._answer, self._rest, self.has_received = answer, b"", False
         self._parser = httptools.HttpResponseParser(self)
         self._end = asyncio.get_running_loop().create_future()
         answer.sent_s = time.perf_counter()
@@ -282,11 +284,12 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = time.perf_counter()
+        self._now_s, self.has_received = time.perf_counter(), True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, msgspec.MsgspecError) as error:
-            self._fail(f"not what an OpenAI-compatible server answers: {error}")
+            cause = error.__context__ or error  # the parser hides what its listener raises
+            self._fail(f"not what an OpenAI-compatible server answers: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection has ended: {exc or 'closed by the server'}")
@@ -309,7 +312,7 @@ class _Connection(asyncio.Protocol):
 
     def _on_event(self, event: _Event) -> None:
         if event.error is not None:
-            self._answer.error = bytes(event.error).decode(errors="replace")
+            self._answer.error = json.dumps(event.error)
         if any(choice.has_token for choice in event.choices):
             self._answer.event_s.append(self._now_s)
         if event.usage is not None:

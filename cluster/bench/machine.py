@@ -57,7 +57,7 @@ def watch() -> Iterator[Load]:
         capacity = max(load.wall_s * (os.cpu_count() or 1), 1e-9)
         ours = _our_cpu_s() - ours_before
         load.ours = ours / capacity
-        load.others = max(0.0, busy_s() - busy_before - ours) / capacity
+        load.others = min(1.0, max(0.0, busy_s() - busy_before - ours) / capacity)
 
 
 def others_now(seconds: float) -> float:
