@@ -50,9 +50,10 @@ def read(headers: Headers, ranks: range) -> RouteWish:
     session = headers.get(SESSION)
     if session is not None and not _SAFE_SESSION.fullmatch(session):
         session = None
-    given = headers.get(PINNED_RANK)
-    if given is None:
+    wishes = headers.getlist(PINNED_RANK)
+    if not wishes:
         return RouteWish(None, session)
+    given = ", ".join(wishes)  # of two, none is more meant than the other
     if not _RANK.fullmatch(given) or int(given) not in ranks:
         is_one = len(ranks) == 1
         there_is = f"{ranks[0]}, the only one" if is_one else f"from {ranks[0]} to {ranks[-1]}"

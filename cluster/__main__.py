@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _exit_on_signals(code: int) -> None:
-    """End at once, with `code` and without a word, when SIGTERM or SIGINT comes."""
+    """End at once, with `code` and without a word, when SIGTERM, SIGINT or SIGHUP comes."""
 
     def end(_: int, frame: FrameType | None) -> None:
         os._exit(code)

@@ -246,8 +246,10 @@ def check_reachable(address: str) -> None:
     minutes, and then abort."""
     host, _, port = address.rpartition(":")
     try:
+        if not port.isdecimal():
+            raise OSError("that is no host:port")
         socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError) as error:
         reason = "it does not answer" if isinstance(error, TimeoutError) else error
         raise ConfigError(
             f"no Ray cluster can be reached at {address}: {reason}; --ray-address is the head's"

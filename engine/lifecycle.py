@@ -33,8 +33,9 @@ STOP_SIGNAL = signal.SIGUSR1
 """How a parent asks its engine core to end. Not SIGTERM: `timeout`, systemd and container runtimes
 send that to every process of a group, and only the API server, which drains, may act on it."""
 
-_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What reaches a whole process group at once, from a terminal or a supervisor."""
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What reaches a whole process group at once, from a terminal, also one that closes, or from a
+supervisor."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -119,16 +120,25 @@ class StopFlag:
         self.count += 1
 
 
+def is_hangup_ignored(signum: signal.Signals) -> bool:
+    return signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN
+
+
 @contextlib.contextmanager
 def stop_on_signals(*signals: signal.Signals) -> Iterator[StopFlag]:
-    """Turn signals (SIGTERM and SIGINT by default) into a flag while the block runs. Main thread
-    only."""
+    """Turn signals into a flag while the block runs. Main thread only.
+
+    Args:
+        signals: by default those that reach a whole process group. A SIGHUP that was ignored stays
+            so: `nohup` is meant.
+    """
     stop = StopFlag()
+    chosen = signals or tuple(s for s in _GROUP_SIGNALS if not is_hangup_ignored(s))
 
     def handle(signum: int, frame: FrameType | None) -> None:
         stop.set()
 
-    before = {s: signal.signal(s, handle) for s in signals or (signal.SIGTERM, signal.SIGINT)}
+    before = {s: signal.signal(s, handle) for s in chosen}
     try:
         yield stop
     finally:

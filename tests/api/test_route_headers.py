@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from api import route_headers
 from api.load_balancer import Route
+from engine.errors import InvalidRequestError
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving, wait_for
 
@@ -166,3 +168,10 @@ def test_header_is_bounded() -> None:
 
     assert header.endswith(", omitted=984")
     assert len(header) < 1000
+
+
+def test_two_ranks_in_one_request_are_a_mistake() -> None:
+    """Neither is more meant than the other."""
+    headers = Headers(raw=[(b"x-data-parallel-rank", b"0"), (b"x-data-parallel-rank", b"1")])
+    with pytest.raises(InvalidRequestError, match="not '0, 1'"):
+        route_headers.read(headers, range(2))

@@ -88,6 +88,12 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str) -> None:
         ray_session.check_reachable(address)
 
 
+def test_what_is_no_address_is_called_so() -> None:
+    """In words, not in Python's."""
+    with pytest.raises(ConfigError, match="at rubbish: that is no host:port"):
+        ray_session.check_reachable("rubbish")
+
+
 def test_a_silent_address_costs_less_than_half_a_minute(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,19 @@ def test_the_stop_flag_counts_signals() -> None:
     assert signal.getsignal(USR2) is before
 
 
+def test_a_hangup_stops_unless_it_was_to_be_ignored() -> None:
+    """A terminal that closes is a stop in order; under `nohup` it is nothing."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, count in ((signal.SIG_DFL, 1), (signal.SIG_IGN, 0)):
+            signal.signal(signal.SIGHUP, handler)
+            with stop_on_signals() as flag:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert flag.count == count
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 # -------------------------------------------------------------------------------------- children
 
 

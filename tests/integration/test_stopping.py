@@ -42,12 +42,16 @@ def test_sigterm_drains(slow_model: Path) -> None:
         assert not re.search(r"^ERROR|Traceback|first cause", server.log, re.MULTILINE), server.log
 
 
-def test_sigterm_to_the_whole_group_drains_too(slow_model: Path) -> None:
-    """As `timeout` and systemd send it: engine core and workers leave it to the API server."""
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_the_whole_group_drains_too(slow_model: Path, signum: signal.Signals) -> None:
+    """As `timeout` and systemd send it, or a terminal that closes: engine core and workers leave it
+    to the API server."""
     with running_server(str(slow_model), "--served-model-name", "m", "-tp", "2") as server:
         stream = BackgroundStream(server, max_tokens=50)
         assert stream.started.wait(10)
-        os.killpg(server.process.pid, signal.SIGTERM)
+        os.killpg(server.process.pid, signum)
 
         stream.join()
         assert stream.finish_reasons == ["length"]
