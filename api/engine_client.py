@@ -145,9 +145,13 @@ class EngineClient:
         """Refuse engine cores that are not like this. From any thread, before they start."""
         self._registry.expected = fingerprint
 
-    async def wait_ready(self, timeout_s: float) -> list[EngineReady]:
+    async def wait_ready(self, timeout_s: float, waited_s: float = 0.0) -> list[EngineReady]:
         """Wait until all engine cores have said READY, and the coordinator has heard it as well;
         what they said, by rank.
+
+        Args:
+            timeout_s: how long it may take.
+            waited_s: how much of that is over.
 
         Raises:
             ConfigError: an engine core differs from the others, or from what is expected; the
@@ -156,7 +160,7 @@ class EngineClient:
         """
         self._attach()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(0.0, timeout_s - waited_s)):
                 while missing := self._registry.missing() or self._unreported():
                     self._raise_if_dead()
                     await self._starting.wait()

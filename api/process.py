@@ -53,6 +53,7 @@ def run(
     stop: StopFlag,
     on_serving: Callable[[Sequence[EngineReady]], None] = lambda _: None,
     exchange: MetricsExchange | None = None,
+    began: Callable[[], float] = time.monotonic,
 ) -> int:
     """Serve until stopped or dead. Runs its event loop in the calling thread.
 
@@ -74,6 +75,8 @@ def run(
         on_serving: called on the event loop, once, when requests are served, with what the engine
             cores have said.
         exchange: the way to the metrics of other API servers on the same port, if there are any.
+        began: when `config.start_timeout_s` began to run, on the monotonic clock; asked once
+            `start` has returned.
 
     Returns:
         The exit code: 0 after a stop, 1 after the death of an engine core, whose cause is then in
@@ -84,7 +87,9 @@ def run(
         ConfigError: from `start`, from loading the tokenizer, or because engine cores differ.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, http_socket, client, start, stop, on_serving, exchange))
+        return runner.run(
+            _serve(config, http_socket, client, start, stop, on_serving, exchange, began)
+        )
 
 
 async def _serve(
@@ -95,6 +100,7 @@ async def _serve(
     stop: StopFlag,
     on_serving: Callable[[Sequence[EngineReady]], None],
     exchange: MetricsExchange | None,
+    began: Callable[[], float],
 ) -> int:
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -103,7 +109,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
         with in_lasting_thread(start) as folder:
-            loading = _load(service, asyncio.wrap_future(folder), on_serving)
+            loading = _load(service, asyncio.wrap_future(folder), on_serving, began)
             starting = asyncio.create_task(loading, name="start")
             await _until_there_is_a_reason_to_end(client, stop, starting, serving)
             starting.cancel()
@@ -159,12 +165,13 @@ async def _load(
     service: Service,
     started: "asyncio.Future[Path]",
     on_serving: Callable[[Sequence[EngineReady]], None],
+    began: Callable[[], float],
 ) -> None:
     """Get ready: the tokenizer loads while the engine cores do."""
     folder = await started
     (tokenizer, template), ready = await asyncio.gather(
         service.threads.run(partial(_load_text, service.config, folder), LONG_BYTES),
-        service.client.wait_ready(service.config.start_timeout_s),
+        service.client.wait_ready(service.config.start_timeout_s, time.monotonic() - began()),
     )
     max_model_len = min(each.max_model_len for each in ready)
     inputs = InputProcessor(

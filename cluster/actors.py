@@ -25,6 +25,7 @@ from typing import Any
 from cluster import environment
 from cluster.command_watch import ProcessIdentity, end_with
 from cluster.coordinator_process import CoordinatorServer
+from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, resolve_portable
 from engine import log
 from engine.bound import CoordinatorWires, bind_tcp
@@ -37,6 +38,9 @@ from workers.executor import start_executor
 logger = logging.getLogger(__name__)
 
 _OPENMP_THREADS = "OMP_NUM_THREADS"
+
+_LEAST_S = 0.1
+"""A timeout has to be positive, also when it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +102,16 @@ class EngineActor:
     def describe(self) -> Site:
         return Site(pid=os.getpid(), public_key=None if self._keys is None else self._keys.public)
 
-    def run(self) -> End:
-        """Load, serve, end. Ray's threads live as long as the process, as the workers need."""
+    def run(self, start_timeout_s: float) -> End:
+        """Load, serve, end. Ray's threads live as long as the process, as the workers need.
+
+        Args:
+            start_timeout_s: what is left of the start's one deadline.
+        """
+        deadline = Deadline(start_timeout_s)
         _hide_main_module()
         try:
-            process = self._process = EngineProcess(self._config(), self._keys)
+            process = self._process = EngineProcess(self._config(deadline), self._keys)
         except ConfigError as error:
             return End(exit_code=EXIT_CONFIG, cause=f"on node {self._start.node}: {error}")
         if self._is_stopped:
@@ -115,18 +124,25 @@ class EngineActor:
         if self._process is not None:
             self._process.stop()
 
-    def _config(self) -> EngineConfig:
+    def _config(self, deadline: Deadline) -> EngineConfig:
         """The settings, with the model as it is on this node."""
         cache_dir = environment.read(os.environ).cache_dir
-        executor = dataclasses.replace(self._start.config.executor, kernel_cache_dir=str(cache_dir))
-        config = dataclasses.replace(self._start.config, executor=executor)
+        config = self._start.config
         # torch makes this folder when it is imported, and would leave it in the temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "torchinductor"))
-        if self._start.model is None:
-            return config
-        found = resolve_portable(self._start.model, cache_dir=cache_dir)
-        here = dataclasses.replace(config.model, path=str(found.path), model_type=found.model_type)
-        return dataclasses.replace(config, model=here)
+        if self._start.model is not None:
+            found = resolve_portable(self._start.model, cache_dir=cache_dir)
+            here = dataclasses.replace(
+                config.model, path=str(found.path), model_type=found.model_type
+            )
+            config = dataclasses.replace(config, model=here)
+        executor = dataclasses.replace(
+            config.executor,
+            kernel_cache_dir=str(cache_dir),
+            # The model may have taken its time.
+            start_timeout_s=max(_LEAST_S, round(deadline.left_s, 1)),
+        )
+        return dataclasses.replace(config, executor=executor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

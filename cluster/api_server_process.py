@@ -83,6 +83,7 @@ def main(
                 stop,
                 on_serving=command.on_serving,
                 exchange=command.metrics,
+                began=command.began,
             )
         except ConfigError as error:
             command.channel.send(Refusal(str(error)))
@@ -111,6 +112,11 @@ class _Command:
             raise ServerError("the command has ended")
         return Path(self._begin.model_folder)
 
+    def began(self) -> float:
+        """When the start's deadline began to run. Once `wait_for_begin` has returned."""
+        assert self._begin is not None
+        return self._begin.began_s
+
     def on_serving(self, ready: Sequence[EngineReady]) -> None:
         """On the event loop: from here on it answers the command."""
         self._loop = asyncio.get_running_loop()
@@ -131,7 +137,7 @@ class _Command:
             match message:
                 case Wires():
                     self._client.bind(self.channel.receive_wires(message))
-                case Begin(_, coordinator, expected):
+                case Begin(_, coordinator, _, expected):
                     if expected is not None:
                         self._client.expect(expected)
                     if coordinator is not None:

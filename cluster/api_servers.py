@@ -32,6 +32,7 @@ from cluster.channel import (
     Whole,
     Wires,
 )
+from cluster.deadline import Deadline
 from cluster.front import OnReady
 from cluster.metrics_hub import MetricsHub
 from cluster.pulse import SILENCE_S, Pulse
@@ -109,10 +110,11 @@ class ApiServers:
         self,
         model_folder: Path,
         coordinator: CoordinatorAddresses | None,
+        deadline: Deadline,
         expected: Fingerprint | None = None,
     ) -> None:
         for channel in self._channels:
-            channel.send(Begin(str(model_folder), coordinator, expected))
+            channel.send(Begin(str(model_folder), coordinator, deadline.began_s, expected))
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
         for channel in self._channels:

@@ -38,6 +38,8 @@ class Begin(Message, frozen=True):
 
     model_folder: str
     coordinator: CoordinatorAddresses | None
+    began_s: float
+    """When the start's one deadline began to run, on this machine's monotonic clock."""
     expected: Fingerprint | None = None
     """What engine cores have to be like."""
 

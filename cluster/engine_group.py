@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel
+from cluster.deadline import Deadline
 from engine.config import CoordinatorAddresses, WireConfig
 
 
@@ -44,13 +45,14 @@ class EngineGroup(Protocol):
         ...
 
     def start_coordinator(
-        self, binder: WireBinder, api_server_keys: Sequence[bytes]
+        self, binder: WireBinder, api_server_keys: Sequence[bytes], deadline: Deadline
     ) -> CoordinatorAddresses | None:
         """Start the coordinator and return where it has bound; None where one rank needs none.
 
         Args:
             binder: binds its wires, or knows where they must be bound.
             api_server_keys: public keys of those that may listen to it, where wires are encrypted.
+            deadline: of the whole start.
 
         Raises:
             ServerError: it did not come up.
@@ -62,6 +64,7 @@ class EngineGroup(Protocol):
         model: ResolvedModel,
         wire: WireConfig,
         allow: Callable[[Sequence[bytes]], None],
+        deadline: Deadline,
     ) -> None:
         """Start the engine cores. Returns when they exist, long before they are ready.
 
@@ -70,6 +73,7 @@ class EngineGroup(Protocol):
             wire: where they connect, the coordinator last.
             allow: called with the engine cores' public keys before any of them connects, where the
                 wires are encrypted.
+            deadline: of the whole start: they are to be ready by then.
 
         Raises:
             ServerError: closed meanwhile, or they could not be started.

@@ -5,6 +5,7 @@ One API server is the command itself (`OwnApiServer`); several are its children 
 """
 
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.process import run as run_api_server
+from cluster.deadline import Deadline
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import EngineDeadError
@@ -49,9 +51,10 @@ class Front(Protocol):
         self,
         model_folder: Path,
         coordinator: CoordinatorAddresses | None,
+        deadline: Deadline,
         expected: Fingerprint | None = None,
     ) -> None:
-        """Engine cores are starting, and have to be as `expected`."""
+        """Engine cores are starting, within the deadline, and have to be as `expected`."""
         ...
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
@@ -95,11 +98,18 @@ class OwnApiServer:
         self._http_socket = http_socket
         self._client = client
         self._on_ready = on_ready
+        self._began_s = time.monotonic()
 
     def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
         set_title("APIServer_0")
         return run_api_server(
-            self._config, self._http_socket, self._client, start, stop, self._on_ready
+            self._config,
+            self._http_socket,
+            self._client,
+            start,
+            stop,
+            self._on_ready,
+            began=lambda: self._began_s,
         )
 
     def bind(self, wires: Sequence[ServerWires]) -> None:
@@ -110,8 +120,10 @@ class OwnApiServer:
         self,
         model_folder: Path,
         coordinator: CoordinatorAddresses | None,
+        deadline: Deadline,
         expected: Fingerprint | None = None,
     ) -> None:
+        self._began_s = deadline.began_s
         if expected is not None:
             self._client.expect(expected)
         if coordinator is not None:

@@ -24,12 +24,11 @@ from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nod
 from cluster.config import ServeConfig
 from cluster.http_socket import url
 from cluster.placement import demand_of
-from cluster.ray_engines import RUNTIME_ENV, summarize
+from cluster.ray_actors import KILL_S, RUNTIME_ENV, Actor, end_of
 from cluster.ray_job import drain_s, stop_advice
-from cluster.ray_reservation import Reservation
-from cluster.ray_session import RaySession, connect
+from cluster.ray_lease import RayLease
 from engine import log
-from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ServerError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from engine.lifecycle import StopFlag, describe_exit, in_lasting_thread, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ _POLL_S = 0.05
 _BEYOND_DRAIN_S = 10.0
 """How long a server may take to end after its drain."""
 
-_KILL_S = 5.0
-"""How long Ray may take to end actors that it was told to kill."""
+_END_S = 12.0
+"""How long Ray may take with everything, beside what servers are due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +134,6 @@ def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
     return EXIT_FAILED
 
 
-@dataclass(slots=True)
-class _Actor:
-    title: str
-    node: str
-    handle: Any
-    run: Any
-
-
 class _NodeServers:
     """The servers of all nodes."""
 
@@ -153,18 +144,17 @@ class _NodeServers:
         self._arguments = arguments
         # Only this command knows what Ray grants the job; on its node a server is no job.
         self._drain_s = drain_s(config.shutdown_timeout, config.environment)
-        self._starting = threading.Lock()
-        self._is_closed = threading.Event()
-        self._session: RaySession | None = None
-        self._room: Reservation | None = None
-        self._actors: list[_Actor] = []
+        self._lease = RayLease("servers")
+        self._actors: list[Actor] = []
         self._watcher: threading.Thread | None = None
 
     def start(self) -> None:
         """Returns when they are being started."""
-        with self._starting:
+        with self._lease.step():
             self._start()
-            self._watcher = threading.Thread(target=self._watch, name="node-servers", daemon=True)
+            self._watcher = threading.Thread(
+                target=self._watch, args=(self._lease.ray,), name="node-servers", daemon=True
+            )
             self._watcher.start()
 
     def _start(self) -> None:
@@ -172,10 +162,8 @@ class _NodeServers:
         num_local = config.num_local_ranks
         devices = num_local * config.engine.world_size
         num_nodes = config.engine.data_parallel_size // num_local
-        self._check_open()
-        session = self._session = connect(config.ray_address, num_cpus=num_nodes * devices)
-        self._room = Reservation(session, self._check_open, f"raywire-{os.getpid()}")
-        placement = self._room.take(
+        room = self._lease.connect(config.ray_address, num_cpus=num_nodes * devices)
+        placement = room.take(
             lambda nodes: demand_of(nodes, devices, device=config.engine.device),
             num_nodes,
             "strict",
@@ -191,10 +179,18 @@ class _NodeServers:
                 title=f"NodeServer_DP{first_rank}",
                 log_level=config.log_level,
             )
-            made = make_actor_class(session.ray, NodeServer, start.title)
-            options = {**self._room.options(chosen.rank), "runtime_env": RUNTIME_ENV}
+            made = make_actor_class(self._lease.ray, NodeServer, start.title)
+            options = {**room.options(chosen.rank), "runtime_env": RUNTIME_ENV}
             handle = made.options(**options).remote(start)
-            self._actors.append(_Actor(start.title, chosen.node.label, handle, handle.run.remote()))
+            self._actors.append(
+                Actor(
+                    kind="server",
+                    title=start.title,
+                    node=chosen.node.label,
+                    handle=handle,
+                    run=handle.run.remote(),
+                )
+            )
             logger.info(
                 "server of ranks %d to %d on node %s: %s",
                 first_rank,
@@ -203,25 +199,20 @@ class _NodeServers:
                 url(config.host, config.port, chosen.node.address),
             )
 
-    def _watch(self) -> None:
-        assert self._session is not None
-        ray = self._session.ray
+    def _watch(self, ray: Any) -> None:
         pending = {actor.run: actor for actor in self._actors}
         while pending:
             [call], _ = ray.wait(list(pending), num_returns=1)
             actor = pending.pop(call)
-            try:
-                end = ray.get(call)
-            except Exception as error:  # noqa: BLE001 - Ray's for a dead actor, or any that it raised
-                end = End(exit_code=EXIT_FAILED, cause=summarize(error))
-            if self._is_closed.is_set():
+            end = end_of(ray, call)
+            if self._lease.is_closed:
                 continue
             if self.ended is None:
                 self._report(actor, end)
                 self.ended = end
 
-    def _report(self, actor: _Actor, end: End) -> None:
-        line = f"server {actor.title} node={actor.node} {end.cause or describe_exit(end.exit_code)}"
+    def _report(self, actor: Actor, end: End) -> None:
+        line = f"{actor} {end.cause or describe_exit(end.exit_code)}"
         if end.cause is None and end.exit_code >= 0:
             logger.info("%s; its cause is logged above", line)
         else:  # it was killed, or its actor was
@@ -229,19 +220,9 @@ class _NodeServers:
 
     def close(self, stop: StopFlag) -> None:
         """Drain, end and give back. Idempotent."""
-        self._is_closed.set()
-        if not self._starting.acquire(timeout=2.0):
-            logger.warning("Ray is still connecting; it ends with this process")
-            return
-        try:
-            if self._session is not None:
-                self._end_actors(self._session.ray, stop)
-                if self._room is not None:
-                    self._room.give_back()
-                self._session.close()
-                self._session = None
-        finally:
-            self._starting.release()
+        self._lease.close(
+            lambda ray: self._end_actors(ray, stop), self._drain_s + _BEYOND_DRAIN_S + _END_S
+        )
 
     def _end_actors(self, ray: Any, stop: StopFlag) -> None:
         calls = [actor.run for actor in self._actors]
@@ -256,8 +237,4 @@ class _NodeServers:
         for actor in self._actors:
             ray.kill(actor.handle)
         if self._watcher is not None:  # once disconnected, Ray would connect again for its calls
-            self._watcher.join(_KILL_S)
-
-    def _check_open(self) -> None:
-        if self._is_closed.is_set():
-            raise ServerError("stopped before the servers were started")
+            self._watcher.join(KILL_S)

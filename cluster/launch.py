@@ -4,7 +4,7 @@
     2. answer on it: 503, but for /live            (front: this process, or children of it)
     3. the model becomes a local folder
     4. place the ranks, and reserve what they need
-    5. bind the wires; from here on all addresses are known
+    5. bind the wires; from here on all addresses are known, and the one deadline runs
     6. start the coordinator, then the engine cores
     7. all cores say READY to all API servers; serve
 
@@ -25,6 +25,7 @@ from cluster.addresses import IpcFolder, WireBinder, ipc_folder, sweep, wire_con
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_servers import ApiServers
 from cluster.config import EngineOptions, ResolvedModel, ServeConfig
+from cluster.deadline import Deadline
 from cluster.engine_group import EngineGroup
 from cluster.environment import Environment
 from cluster.front import Front, OnReady, OwnApiServer
@@ -126,17 +127,18 @@ class _Server:
             self._port,
         )
         reach = self._engines.place()
+        deadline = Deadline(self._config.engine.startup_timeout)
         self._url = url(self._config.host, self._port, reach.address)
         self._waterfall.mark("place")
         binder = WireBinder(self._folder, reach.host, self._config.wire_port_range)
         wires = [binder.api_server(i) for i in range(self._config.topology.num_api_servers)]
         self.front.bind(wires)
         keys = [each.public_key for each in wires if each.public_key is not None]
-        coordinator = self._engines.start_coordinator(binder, keys)
+        coordinator = self._engines.start_coordinator(binder, keys, deadline)
         # On this node all run the same files.
         expected = None if reach.host is None else fingerprint.take(model.path)
-        self.front.begin(model.path, coordinator, expected)
-        self._engines.start(model, wire_config(wires, coordinator), self.front.allow)
+        self.front.begin(model.path, coordinator, deadline, expected)
+        self._engines.start(model, wire_config(wires, coordinator), self.front.allow, deadline)
         self._engines.watch()
         return model.path
 

@@ -9,6 +9,7 @@ from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.coordinator_process import CoordinatorConfig
 from cluster.coordinator_process import main as coordinator_main
+from cluster.deadline import Deadline
 from cluster.engine_group import Reach
 from cluster.supervisor import Child, Supervisor
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
@@ -52,7 +53,7 @@ class LocalEngines:
         return Reach()
 
     def start_coordinator(
-        self, binder: WireBinder, api_server_keys: Sequence[bytes]
+        self, binder: WireBinder, api_server_keys: Sequence[bytes], deadline: Deadline
     ) -> CoordinatorAddresses | None:
         if not self._config.topology.num_coordinators:
             return None
@@ -78,7 +79,9 @@ class LocalEngines:
         model: ResolvedModel,
         wire: WireConfig,
         allow: Callable[[Sequence[bytes]], None],
+        deadline: Deadline,
     ) -> None:
+        # Nothing here waits: each core counts the whole --startup-timeout for itself.
         config = self._config
         configs = config.engine.engine_configs(
             model, wire, config.environment, config.log_level, config.ranks

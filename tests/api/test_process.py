@@ -287,7 +287,7 @@ def test_death_during_the_start_is_told_once(caplog: pytest.LogCaptureFixture) -
 
     is_waiting = threading.Event()
 
-    async def fail_when_cancelled(timeout_s: float) -> list[EngineReady]:
+    async def fail_when_cancelled(timeout_s: float, waited_s: float = 0.0) -> list[EngineReady]:
         is_waiting.set()
         try:
             await asyncio.Event().wait()
@@ -304,6 +304,20 @@ def test_death_during_the_start_is_told_once(caplog: pytest.LogCaptureFixture) -
         assert server.join() == 1
     gc.collect()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_the_wait_for_engine_cores_counts_from_when_the_start_began() -> None:
+    """Not from when they exist: what was waited for before is part of the one deadline."""
+    with serving(
+        waits_until_ready=False,
+        engine_options={"is_ready": False},
+        start_timeout_s=60.0,
+        dead_linger_s=0.1,
+        began=lambda: time.monotonic() - 60.0,
+    ) as server:
+        assert server.join() == 1
+    assert server.client.death is not None
+    assert "no READY within 60 s" in server.client.death.cause
 
 
 def test_hung_engine_is_a_dead_engine() -> None:

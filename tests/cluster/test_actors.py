@@ -12,6 +12,7 @@ import pytest
 
 from cluster import actors
 from cluster.actors import EngineActor, EngineStart, variables_for_nodes
+from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, make_portable, resolve_portable
 from engine.config import CurveConfig, ModelConfig
 from engine.errors import EXIT_CONFIG, ConfigError
@@ -52,7 +53,7 @@ def test_a_model_that_is_not_on_the_node_is_a_mistake_that_names_the_node(cache:
     """The core ends with the code for settings, and the command prints the message."""
     actor = EngineActor(start_with(PortableModel(name="/models/nowhere")))
 
-    end = actor.run()
+    end = actor.run(60.0)
 
     assert end.exit_code == EXIT_CONFIG
     assert end.cause == "on node aa (10.0.0.1): model folder /models/nowhere does not exist"
@@ -83,7 +84,7 @@ def test_stop_ends_run_whenever_it_comes(
     with ThreadPoolExecutor(1) as pool:
         if stop_first:
             actor.stop()
-        running = pool.submit(actor.run)
+        running = pool.submit(actor.run, 60.0)
         actor.stop()
 
         assert running.result(60).exit_code <= 0
@@ -174,9 +175,17 @@ def test_a_node_without_room_for_the_model_says_so(tmp_path: Path) -> None:
 def test_settings_of_the_model_are_those_of_the_node(cache: Path) -> None:
     """On the command's node nothing is looked for again."""
     script = PortableModel(name="scripted", script={"kind": "echo"})
-    found = EngineActor(start_with(script))._config().model
-    as_given = EngineActor(start_with())._config().model
+    found = EngineActor(start_with(script))._config(Deadline(60.0)).model
+    as_given = EngineActor(start_with())._config(Deadline(60.0)).model
 
     assert found.path.startswith(str(cache))
     assert found.model_type == "scripted"
     assert as_given == ModelConfig(path=os.devnull, model_type="scripted")
+
+
+def test_workers_have_what_is_left_of_the_start(cache: Path) -> None:
+    """Not the whole of it again; and never nothing, which is no timeout."""
+    actor = EngineActor(start_with())
+
+    assert 6.5 < actor._config(Deadline(7.0)).executor.start_timeout_s <= 7.0
+    assert actor._config(Deadline(0.0)).executor.start_timeout_s > 0

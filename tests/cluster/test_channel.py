@@ -49,9 +49,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 @pytest.mark.parametrize(
     "message",
     [
-        Begin("/models/m", CoordinatorAddresses(request="a", output="b", publish="c")),
-        Begin("/models/m", None),
-        Begin("/models/m", None, READY.fingerprint),
+        Begin("/models/m", CoordinatorAddresses(request="a", output="b", publish="c"), 7.5),
+        Begin("/models/m", None, 7.5),
+        Begin("/models/m", None, 7.5, READY.fingerprint),
         Allow([b"key"]),
         Death(1, "killed"),
         Death(None, "an API server"),

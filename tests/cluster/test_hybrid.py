@@ -1,12 +1,13 @@
 """How the command of a hybrid server ends. That servers run on nodes is in tests/integration."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster import hybrid
 from cluster.actors import End
 from cluster.config import EngineOptions, ServeConfig
+from cluster.ray_actors import Actor
 from engine.lifecycle import StopFlag
 
 CONFIG = ServeConfig(
@@ -65,6 +66,11 @@ class Session:
     def __init__(self, ray: StubbornRay) -> None:
         self.ray = ray
         self.close = ray.close
+        self.is_ours = True
+
+    def end_within(self, timeout_s: float, end: Callable[[], None]) -> bool:
+        end()
+        return True
 
 
 def test_nothing_is_asked_of_ray_after_the_end(monkeypatch: Any) -> None:
@@ -75,8 +81,10 @@ def test_nothing_is_asked_of_ray_after_the_end(monkeypatch: Any) -> None:
     ends = [f"end of {number}" for number in range(200)]
 
     def start() -> None:
-        servers._session = Session(ray)  # type: ignore[assignment]
-        servers._actors = [hybrid._Actor("s", "n", Handle(), end) for end in ends]
+        servers._lease._session = Session(ray)  # type: ignore[assignment]
+        servers._actors = [
+            Actor(kind="server", title="s", node="n", handle=Handle(), run=end) for end in ends
+        ]
 
     monkeypatch.setattr(servers, "_start", start)
     servers.start()

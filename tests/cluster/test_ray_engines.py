@@ -1,13 +1,16 @@
-"""Waiting for room, and what Ray's account of a death becomes. The actors themselves are in
-tests/integration/test_ray_server.py."""
+"""Waiting for room and for actors, and what Ray's account of a death becomes. The actors themselves
+are in tests/integration/test_ray_server.py."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from cluster.actors import End
 from cluster.config import EngineOptions, ServeConfig
+from cluster.deadline import Deadline
 from cluster.placement import (
     BusyError,
     Node,
@@ -17,7 +20,8 @@ from cluster.placement import (
     RankPlace,
     Resources,
 )
-from cluster.ray_engines import RayEngines, _Actor, summarize
+from cluster.ray_actors import Actor, answers, summarize
+from cluster.ray_engines import RayEngines
 from cluster.ray_reservation import bundle, wait_for_room
 from engine.errors import EXIT_FAILED, ConfigError, ServerError
 
@@ -121,6 +125,102 @@ def test_a_bundle_asks_for_what_a_rank_needs() -> None:
     assert bundle(RankDemand(cpus=1, gpus=2)) == {"CPU": 1.0, "GPU": 2.0}
 
 
+# ------------------------------------------------------------------------------ waiting for actors
+
+
+def make_actor(index: int, pid: int = 0) -> Actor:
+    title = f"EngineCore_DP{index}"
+    return Actor(
+        kind="engine core", title=title, node="aa (10.0.0.1)", handle=None, index=index, pid=pid
+    )
+
+
+class FakeRay:
+    """Calls are names, and end with what they were given; those without never end."""
+
+    def __init__(self, **ends: object) -> None:
+        self._ends = ends
+        self.num_rounds = 0
+
+    def wait(
+        self, calls: list[str], num_returns: int, timeout: float
+    ) -> tuple[list[str], list[str]]:
+        self.num_rounds += 1
+        done = [call for call in calls if call in self._ends][:num_returns]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call: str) -> object:
+        end = self._ends[call]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def ask(ray: FakeRay, *calls: str, deadline: Deadline, **settings: Any) -> list[Any]:
+    actors = [make_actor(index, **settings) for index in range(len(calls))]
+    return answers(ray, actors, calls, deadline, lambda: None)
+
+
+def test_answers_come_in_the_order_of_the_calls() -> None:
+    """Whichever is first; and two may be to one actor."""
+    assert ask(FakeRay(b=2, a=1), "a", "b", deadline=Deadline(60)) == [1, 2]
+
+
+def test_an_actor_that_fails_at_once_ends_the_start_at_once() -> None:
+    """The others, which may come up for long, are not waited for."""
+    ray = FakeRay(b=RuntimeError(KILLED))
+
+    with pytest.raises(ServerError, match=r"EngineCore_DP1 node=aa .* could not be started: died:"):
+        ask(ray, "a", "b", "c", deadline=Deadline(3600))
+    assert ray.num_rounds == 1
+
+
+def test_a_refusal_of_settings_names_the_node() -> None:
+    """Ray wraps what an actor raises."""
+    wrapped = RuntimeError("ray::EngineCore_DP0.describe()")
+    wrapped.cause = ConfigError("no such device")  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match=r"on node aa \(10\.0\.0\.1\): no such device"):
+        ask(FakeRay(a=wrapped), "a", deadline=Deadline(60))
+
+
+def test_who_is_late_is_named_with_the_last_that_was_heard() -> None:
+    """At the deadline; those who have answered are not."""
+    with pytest.raises(ServerError) as late:
+        ask(FakeRay(a=1), "a", "b", "c", deadline=Deadline(0.01))
+    assert str(late.value) == (
+        "Ray has not started all within 0.01 s (--startup-timeout); missing:"
+        " engine core EngineCore_DP1 node=aa (10.0.0.1) (no sign yet),"
+        " engine core EngineCore_DP2 node=aa (10.0.0.1) (no sign yet)"
+    )
+    with pytest.raises(ServerError, match=r"pid=7 \(started, then silent\)"):
+        ask(FakeRay(), "a", deadline=Deadline(0.01), pid=7)
+
+
+def test_all_steps_of_a_start_share_one_deadline() -> None:
+    """It runs from when it was made, not anew with each wait."""
+    over = Deadline(5.0, began_s=time.monotonic() - 6.0)
+
+    assert over.is_over
+    assert over.left_s == 0
+    with pytest.raises(ServerError, match="within 5 s"):
+        ask(FakeRay(), "a", deadline=over)
+    assert ask(FakeRay(a=1), "a", deadline=over) == [1]  # what is there counts all the same
+
+
+def test_closing_ends_the_wait_for_actors() -> None:
+    """Within one round."""
+
+    def closed() -> None:
+        raise ServerError("stopped")
+
+    with pytest.raises(ServerError, match="stopped"):
+        answers(FakeRay(), [make_actor(0)], ["a"], Deadline(3600), closed)
+
+
+# ------------------------------------------------------------------------------------------- deaths
+
+
 def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -131,7 +231,7 @@ def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
     caplog.set_level(logging.INFO)
 
     for index in range(2):
-        actor = _Actor(index, f"EngineCore_DP{index}", "aa (10.0.0.1)", handle=None, pid=7)
+        actor = make_actor(index, pid=7)
         engines._report(actor, End(exit_code=EXIT_FAILED, cause="died: node has died"))
 
     assert [index for index, _ in deaths] == [0, 1]

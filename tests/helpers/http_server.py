@@ -102,6 +102,7 @@ def serving(
     heartbeat_timeout_s: float = 10.0,
     engine_options: dict[str, Any] | None = None,
     num_engines: int = 1,
+    began: Callable[[], float] = time.monotonic,
     **config: Any,
 ) -> Iterator[HttpServer]:
     """Run a server with fake engine cores, usually one, while the block runs."""
@@ -127,7 +128,9 @@ def serving(
 
         def serve() -> None:
             try:
-                server.exit_code = run(settings, listener, client, bind_and_start, stop)
+                server.exit_code = run(
+                    settings, listener, client, bind_and_start, stop, began=began
+                )
             except BaseException as error:  # noqa: BLE001  # `join` raises it in the test
                 server.error = error
 
