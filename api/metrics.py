@@ -47,6 +47,7 @@ _RULES: dict[str, MergeRule] = {
     "num_preemptions": "max",
     "dropped_messages": "max",
     "wire_dropped_messages": "sum",
+    "wire_refused_connections": "sum",
 }
 """How several API servers' metrics are merged. Those that are not here: counters and histograms are
 added up, gauges and all of the process are kept apart."""

@@ -58,6 +58,11 @@ class Service:
             lambda: client.num_stale_messages + client.num_bad_messages,
         )
         self.metrics.watch(
+            "wire_refused_connections",
+            "Connections of strangers to the encrypted wires",
+            lambda: client.num_refused_connections,
+        )
+        self.metrics.watch(
             "api_server_requests_active",
             "Requests being answered, from the end of their body",
             lambda: self.num_active,

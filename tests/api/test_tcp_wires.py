@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -12,8 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.request_stream import RequestStream
+from api.service import Service
 from cluster.addresses import wire_config
 from engine.bound import BoundSocket, ServerWires
 from engine.codec import unpack_tokens
@@ -108,7 +111,7 @@ def test_nobody_can_read_a_prompt_on_its_way() -> None:
 
 
 def test_an_engine_core_that_is_not_listed_is_not_heard() -> None:
-    """The start fails at its deadline, and the refusal is counted; listed in time, it serves."""
+    """The start fails at its deadline, and the refusals are a metric; listed in time, it serves."""
 
     async def start(*listed: bytes) -> int:
         wires = tcp_wires()
@@ -118,7 +121,9 @@ def test_an_engine_core_that_is_not_listed_is_not_heard() -> None:
                     await client.wait_ready(0.5)
                 assert (client.engines[0].ready is not None) == (keys.public in listed)
                 assert client.engines[0].heartbeat is None or keys.public in listed
-                return client.num_refused_connections
+                shown = await Service(ApiConfig(served_model_names=("m",)), client).render_metrics()
+                [count] = re.findall(rb"^raywire:wire_refused_connections (\d+)", shown, re.M)
+                return int(count)
 
     keys = CurveKeys.generate()
     assert run_once(start(CurveKeys.generate().public)) >= 2  # a DEALER and a PUSH, again and again
