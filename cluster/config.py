@@ -287,6 +287,11 @@ class ServeConfig:
                 "--data-parallel-start-rank is for --data-parallel-backend mp; on a Ray cluster the"
                 " placement numbers the ranks"
             )
+        if self.backend == "ray" and self.port == 0:
+            raise ConfigError(
+                "--port 0 does not go with --data-parallel-hybrid-lb on a Ray cluster: each node's"
+                " server would have a port that nobody knows"
+            )
         start = self.data_parallel_start_rank or 0
         if not 0 <= start <= size - local:
             raise ConfigError(

@@ -105,6 +105,16 @@ def test_mistakes_show_before_anything_starts(options: dict[str, Any], message: 
         (
             {
                 "engine": FOUR_RANKS,
+                "data_parallel_backend": "ray",
+                "data_parallel_hybrid_lb": True,
+                "data_parallel_size_local": 2,
+                "port": 0,
+            },
+            "a port that nobody knows",
+        ),
+        (
+            {
+                "engine": FOUR_RANKS,
                 "data_parallel_start_rank": 3,
                 "data_parallel_size_local": 2,
             },
