@@ -308,6 +308,15 @@ class ServeConfig:
         return self.data_parallel_size_local or self.engine.data_parallel_size
 
     @property
+    def num_local_devices(self) -> int:
+        return self.num_local_ranks * self.engine.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """How many get `num_local_ranks`: with hybrid balancing each has a server."""
+        return self.engine.data_parallel_size // self.num_local_ranks
+
+    @property
     def ranks(self) -> range:
         """The data-parallel ranks that this server speaks to."""
         if self.data_parallel_rank is not None:

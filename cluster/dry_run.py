@@ -10,6 +10,7 @@ from cluster import local_node
 from cluster.checkpoint import read_tensor_shapes
 from cluster.config import ServeConfig
 from cluster.estimate import ModelFacts
+from cluster.hybrid_layout import lay_out_servers
 from cluster.layout import Layout, lay_out
 from cluster.model_source import find
 from cluster.placement import Node
@@ -21,20 +22,18 @@ from workers.supported import SCRIPTED, check_model_folder, read_config
 
 
 def dry_run(config: ServeConfig) -> Layout:
-    """Lay out a server as it would start now.
+    """Lay out a server, or those of all nodes, as a start would now.
 
     Raises:
-        ConfigError: its start would be refused; or it is not one server.
+        ConfigError: its start would be refused.
     """
-    if config.is_hybrid and config.backend == "ray":
-        raise ConfigError(
-            "a layout is that of one server, and with --data-parallel-hybrid-lb each node of a Ray"
-            " cluster has its own: look at one of them, with --data-parallel-backend mp on its node"
-        )
     log.configure("plan", "ERROR")  # what serve would warn of is in the layout
     folder = find(config.engine.model, cache_dir=config.environment.cache_dir)
     facts = None if folder is None else read_facts(folder, config)
-    return lay_out(config, observe_nodes(config), facts)
+    nodes = observe_nodes(config)
+    if config.is_hybrid and config.backend == "ray":
+        return lay_out_servers(config, nodes, facts)
+    return lay_out(config, nodes, facts)
 
 
 def read_facts(folder: Path, config: ServeConfig) -> ModelFacts:
@@ -69,6 +68,7 @@ def observe_nodes(config: ServeConfig) -> list[Node]:
     from cluster import ray_session
 
     # A cluster of our own counts as many CPUs as we ask for, and is gone after the look.
-    num_cpus = config.topology.num_workers
+    num_servers = config.num_nodes if config.is_hybrid else 1
+    num_cpus = num_servers * config.topology.num_workers
     with ray_session.connect(config.ray_address, num_cpus=num_cpus) as session:
         return session.observe_nodes()

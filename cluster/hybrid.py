@@ -102,6 +102,11 @@ def node_arguments(base: Sequence[str], first_rank: int, shutdown_timeout_s: flo
     ]
 
 
+def server_title(first_rank: int) -> str:
+    """Of the actor that runs the server with this and the next ranks."""
+    return f"NodeServer_DP{first_rank}"
+
+
 def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
     """Run a server on each node until they are stopped or one ends. Main thread only.
 
@@ -159,13 +164,11 @@ class _NodeServers:
 
     def _start(self) -> None:
         config = self._config
-        num_local = config.num_local_ranks
-        devices = num_local * config.engine.world_size
-        num_nodes = config.engine.data_parallel_size // num_local
-        room = self._lease.connect(config.ray_address, num_cpus=num_nodes * devices)
+        num_local, devices = config.num_local_ranks, config.num_local_devices
+        room = self._lease.connect(config.ray_address, num_cpus=config.num_nodes * devices)
         placement = room.take(
             lambda nodes: demand_of(nodes, devices, device=config.engine.device),
-            num_nodes,
+            config.num_nodes,
             "strict",
             1,
             timeout_s=config.placement_timeout,
@@ -176,7 +179,7 @@ class _NodeServers:
             start = NodeServerStart(
                 arguments=node_arguments(self._arguments, first_rank, self._drain_s),
                 variables=variables,
-                title=f"NodeServer_DP{first_rank}",
+                title=server_title(first_rank),
                 log_level=config.log_level,
             )
             made = make_actor_class(self._lease.ray, NodeServer, start.title)

@@ -21,6 +21,7 @@ from cluster.placement import (
     Placement,
     RankDemand,
     RankPlace,
+    Strategy,
     demand_of,
     place,
 )
@@ -132,6 +133,19 @@ class NodeLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """One of several servers, each with an endpoint of its own."""
+
+    title: str
+    """Of the actor that runs it."""
+
+    node_id: str
+    first_rank: int
+    num_ranks: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     model: str
     flags: str
@@ -146,27 +160,45 @@ class Layout:
     nodes: tuple[NodeLoad, ...]
     min_vcpus: int
     warnings: tuple[str, ...] = ()
+    servers: tuple[ServerPlan, ...] = ()
+    """Empty: it is one server (else see `hybrid_layout`)."""
 
     def to_json(self) -> Any:
         """For machines: the fields as they are."""
         return msgspec.to_builtins(self)
 
 
-def lay_out(config: ServeConfig, nodes: Sequence[Node], facts: ModelFacts | None) -> Layout:
+def lay_out(
+    config: ServeConfig,
+    nodes: Sequence[Node],
+    facts: ModelFacts | None,
+    *,
+    is_counted_by_ray: bool | None = None,
+) -> Layout:
     """Lay out a server on nodes as they are now.
 
     Args:
         config: what was asked for.
         nodes: of the Ray cluster, or this machine alone.
         facts: of the model; None where it is not on this machine yet.
+        is_counted_by_ray: whether the nodes are as Ray describes them. None: with its back end.
 
     Raises:
         ConfigError: a start would be refused; one message that says why and what to do.
     """
     _check_ring_readers(config.engine)
     demand = _demand(config, nodes, facts)
-    placement = _place(config, nodes, demand)
-    return _Builder(config, nodes, facts, demand, placement).build()
+    placement = place_now(
+        config,
+        nodes,
+        demand,
+        config.topology.num_engines,
+        config.strategy,
+        config.data_parallel_size_local,
+    )
+    if is_counted_by_ray is None:
+        is_counted_by_ray = config.backend == "ray"
+    return _Builder(config, nodes, facts, demand, placement, is_counted_by_ray).build()
 
 
 def _demand(config: ServeConfig, nodes: Sequence[Node], facts: ModelFacts | None) -> RankDemand:
@@ -188,10 +220,17 @@ def _check_ring_readers(options: EngineOptions) -> None:
         )
 
 
-def _place(config: ServeConfig, nodes: Sequence[Node], demand: RankDemand) -> Placement:
-    num_ranks = config.topology.num_engines
+def place_now(
+    config: ServeConfig,
+    nodes: Sequence[Node],
+    demand: RankDemand,
+    num_ranks: int,
+    strategy: Strategy,
+    ranks_per_node: int | None,
+) -> Placement:
+    """`placement.place` for people: for a busy cluster it says how long a start would wait."""
     try:
-        return place(nodes, demand, num_ranks, config.strategy, config.data_parallel_size_local)
+        return place(nodes, demand, num_ranks, strategy, ranks_per_node)
     except BusyError as error:
         raise ConfigError(
             f"{error}. `raywire serve` would wait {config.placement_timeout:g} s for it"
@@ -208,6 +247,7 @@ class _Builder:
     facts: ModelFacts | None
     demand: RankDemand
     placement: Placement
+    is_counted_by_ray: bool
     warnings: list[str] = field(default_factory=list)
 
     def build(self) -> Layout:
@@ -457,7 +497,7 @@ class _Builder:
     def _refuse_or_warn(self, message: str) -> None:
         """Of this machine we know what it has. Of others Ray tells what it may hand out, which is
         less."""
-        if self.config.backend == "mp":
+        if not self.is_counted_by_ray:
             raise ConfigError(message)
         self.warnings.append(f"{message} (by Ray's count of its memory)")
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cluster.layout import Layout, NodeLoad, RankPlan, Segment, Wire
+from cluster.layout import Layout, NodeLoad, RankPlan, Segment, ServerPlan, Wire
 from cluster.text_table import aligned
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -13,6 +13,7 @@ def render(layout: Layout) -> str:
     """All of it, in some dozen lines: what is alike is counted, `--json` lists it."""
     sections = [
         _head(layout),
+        _servers(layout.servers),
         ["ranks", *_indented(_ranks(layout.ranks))],
         ["processes", *_indented(_processes(layout))],
         ["wires", *_indented(_wires(layout.wires))],
@@ -30,6 +31,17 @@ def _head(layout: Layout) -> list[str]:
         f"{layout.model}{flags}{dtype}: {layout.strategy}, backend {layout.backend}",
         f"{layout.formula} processes, {layout.min_vcpus} vCPUs",
     ]
+
+
+def _servers(servers: Sequence[ServerPlan]) -> list[str]:
+    if not servers:
+        return []
+    rows = [("actor", "node", "ranks", "endpoint")]
+    for server in servers:
+        last_rank = server.first_rank + server.num_ranks - 1
+        ranks = f"{server.first_rank}-{last_rank}" if server.num_ranks > 1 else f"{last_rank}"
+        rows.append((server.title, server.node_id[:8], ranks, server.url))
+    return ["servers", *_indented(aligned(rows, left=(0, 1, 2, 3)))]
 
 
 def _ranks(ranks: Sequence[RankPlan]) -> list[str]:

@@ -138,13 +138,6 @@ def test_a_dry_run_for_machines() -> None:
     [
         (("plan", "--dtype", "half"), "error: --dtype matters only with a MODEL"),
         (("plan", "scripted", "--device", "cuda"), "error: 1 rank of 1 GPU cannot be placed"),
-        (
-            (
-                *("plan", "m", "-dp", "2", "--data-parallel-backend", "ray"),
-                *("--data-parallel-hybrid-lb", "--data-parallel-size-local", "1"),
-            ),
-            "error: a layout is that of one server",
-        ),
         (("serve",), "error: Missing argument 'MODEL'."),
         (("frob",), "error: No such command 'frob'."),
         (("plan", "-tp", "two"), "error: Invalid value for '-tp'"),
