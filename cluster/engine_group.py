@@ -36,8 +36,11 @@ class EngineGroup(Protocol):
     of the group's own; rank None is the coordinator.
     """
 
-    def place(self) -> Reach:
+    def place(self, model: ResolvedModel) -> Reach:
         """Decide where every rank runs, and reserve it. Blocks, within its own deadline.
+
+        Args:
+            model: what they will load.
 
         Raises:
             ConfigError: they do not fit; the message compares what there is with what is needed.

@@ -126,7 +126,7 @@ class _Server:
             self._config.host,
             self._port,
         )
-        reach = self._engines.place()
+        reach = self._engines.place(model)
         deadline = Deadline(self._config.engine.startup_timeout)
         self._url = url(self._config.host, self._port, reach.address)
         self._waterfall.mark("place")

@@ -15,6 +15,7 @@ import msgspec
 from cluster import estimate
 from cluster.config import EngineOptions, ServeConfig
 from cluster.estimate import ModelFacts, WorkerNeed
+from cluster.local_node import demand_here
 from cluster.placement import (
     BusyError,
     Node,
@@ -206,9 +207,7 @@ def _demand(config: ServeConfig, nodes: Sequence[Node], facts: ModelFacts | None
     if config.backend == "ray":
         return demand_of(nodes, num_workers, device=device)
     is_scripted = facts is not None and facts.shape is None
-    if is_scripted and device == "auto":
-        device = "cpu"  # it computes nothing, and on one machine nobody has to reserve
-    return demand_of(nodes, num_workers, device=device, are_cpus_shared=True)
+    return demand_here(nodes, num_workers, device=device, is_scripted=is_scripted)
 
 
 def _check_ring_readers(options: EngineOptions) -> None:

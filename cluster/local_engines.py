@@ -5,16 +5,20 @@ Implements `engine_group.EngineGroup`. The coordinator, where there is one, is a
 
 from collections.abc import Callable, Sequence
 
+from cluster import local_node
 from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.coordinator_process import CoordinatorConfig
 from cluster.coordinator_process import main as coordinator_main
 from cluster.deadline import Deadline
 from cluster.engine_group import Reach
+from cluster.placement import PlacementError, place
 from cluster.supervisor import Child, Supervisor
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
+from engine.errors import ConfigError
 from engine.process import main as engine_main
 from workers.executor import start_executor
+from workers.supported import SCRIPTED
 
 
 def engine_child(config: EngineConfig) -> Child:
@@ -48,8 +52,23 @@ class LocalEngines:
         self._num_coordinators = 0
         """Children that come before the engine cores."""
 
-    def place(self) -> Reach:
-        """All ranks of this server run here."""
+    def place(self, model: ResolvedModel) -> Reach:
+        """All ranks of this server run here. Too few GPUs show now, not when workers have loaded
+        torch. Where the driver shows none, it is for the workers to look."""
+        config = self._config
+        node = local_node.observe(config.environment.cuda_visible_devices)
+        if node.total.gpus:
+            demand = local_node.demand_here(
+                [node],
+                config.engine.world_size,
+                device=config.engine.device,
+                is_scripted=model.model_type == SCRIPTED,
+            )
+            num_ranks, local = len(config.ranks), config.data_parallel_size_local
+            try:
+                place([node], demand, num_ranks, config.strategy, local)
+            except PlacementError as error:
+                raise ConfigError(f"{error}; --device cpu does without GPUs") from error
         return Reach()
 
     def start_coordinator(

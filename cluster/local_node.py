@@ -3,9 +3,11 @@
 GPUs are counted without torch, by what the driver shows and CUDA_VISIBLE_DEVICES leaves.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
-from cluster.placement import Node, Resources
+from cluster.placement import Node, RankDemand, Resources, demand_of
 from workers import resources
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -27,6 +29,20 @@ def observe(visible_devices: str | None = None) -> Node:
         available=Resources(cpus=cpus, gpus=gpus, memory_bytes=resources.available_memory()),
         is_driver=True,
     )
+
+
+def demand_here(
+    nodes: Iterable[Node],
+    num_workers: int,
+    *,
+    device: Literal["auto", "cpu", "cuda"],
+    is_scripted: bool,
+) -> RankDemand:
+    """What a rank of so many workers asks of this machine. Nobody reserves here, so CPUs are
+    shared, and a scripted model, which computes nothing, asks for no GPU."""
+    if is_scripted and device == "auto":
+        device = "cpu"
+    return demand_of(nodes, num_workers, device=device, are_cpus_shared=True)
 
 
 def _driver_entries() -> list[Path]:

@@ -78,7 +78,7 @@ class RayEngines:
 
     # ----------------------------------------------------------------------------------- placing
 
-    def place(self) -> Reach:
+    def place(self, model: ResolvedModel) -> Reach:
         config = self._config
         with self._lease.step():
             num_cpus = len(config.ranks) * config.engine.world_size
