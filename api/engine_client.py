@@ -64,10 +64,11 @@ class EngineClient:
     `mark_dead` belong to the loop's thread.
 
     Args:
-        num_engines: data-parallel size.
+        num_engines: engine cores of this server.
         client_index: which API server this is.
         heartbeat_timeout_s: silence after which an engine core counts as hung.
         step_timeout_s: the executors' own limit of a step (`ExecutorConfig.execute_timeout_s`).
+        first_rank: data-parallel rank of the first engine core; see `ApiConfig`.
     """
 
     def __init__(
@@ -77,8 +78,11 @@ class EngineClient:
         *,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         step_timeout_s: float = 300.0,
+        first_rank: int = 0,
     ) -> None:
-        self._registry = EngineRegistry(num_engines, heartbeat_timeout_s, step_timeout_s)
+        self._registry = EngineRegistry(
+            num_engines, heartbeat_timeout_s, step_timeout_s, first_rank
+        )
         self.engines = self._registry.engines
         self.balancer = LoadBalancer(num_engines, client_index)
         self.death: EngineDeadError | None = None
@@ -165,7 +169,7 @@ class EngineClient:
                     self._raise_if_dead()
                     await self._starting.wait()
         except TimeoutError:
-            names = ", ".join(f"engine core {e.index} ({e.describe()})" for e in missing)
+            names = ", ".join(f"{e.name} ({e.describe()})" for e in missing)
             who = "no READY" if self._registry.missing() else "the coordinator has no READY"
             cause = f"{who} within {timeout_s:.0f} s from {names}"
             self._declare_dead(missing[0].index, cause, is_first=True)
@@ -456,13 +460,13 @@ class EngineClient:
         """Take note of a death. `is_first`: nobody else has seen it, so we log its cause."""
         if self.death is not None or self._is_closed:
             return
-        if engine_index is not None:
-            engine = self.engines[engine_index]
+        engine = None if engine_index is None else self.engines[engine_index]
+        if engine is not None:
             engine.state = "hung" if engine.state == "hung" else "dead"
-            self.balancer.mark_down(engine_index)
-        self.death = EngineDeadError(engine_index, cause)
-        if self.on_death is None and is_first:
-            logger.error("first cause: engine core %s: %s", engine_index, cause)
+            self.balancer.mark_down(engine.index)
+        self.death = EngineDeadError(None if engine is None else engine.rank, cause)
+        if engine is not None and self.on_death is None and is_first:
+            logger.error("first cause: %s: %s", engine.name, cause)
         else:
             logger.warning("stopping: %s", self.death)
         self._fail_all(self.death)
@@ -482,7 +486,7 @@ class EngineClient:
     def _raise_if_dead(self) -> None:
         # A new object each time: a traceback grows on the one that is raised.
         if self.death is not None:
-            raise EngineDeadError(self.death.engine_index, self.death.cause)
+            raise EngineDeadError(*self.death.args)
         if self._refusal is not None:
             raise ConfigError(str(self._refusal))
 
@@ -492,7 +496,7 @@ class EngineClient:
             self._loop.call_later(
                 _UNREACHABLE_GRACE_S, self._declare_dead, engine.index, cause, True
             )
-        return EngineDeadError(engine.index, cause)
+        return EngineDeadError(engine.rank, cause)
 
     def _check_heartbeats(self) -> None:
         loop = self._loop

@@ -13,12 +13,20 @@ class EngineHandle:
     """What the client knows of one engine core."""
 
     index: int
+    """On the wire and in lists: engine cores of one server count from 0."""
+    rank: int
+    """In all that people read: ranks are counted over all servers."""
     identity: bytes | None = None
     ready: EngineReady | None = None
     last_seen: float = 0.0
     """Loop time of its last message."""
     heartbeat: Heartbeat | None = None
     state: EngineState = "starting"
+
+    @property
+    def name(self) -> str:
+        """As people know it, from the titles of processes."""
+        return f"engine core DP{self.rank}"
 
     def describe(self) -> str:
         """Where it was when last heard of, for post-mortems."""

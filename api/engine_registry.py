@@ -27,9 +27,10 @@ class EngineRegistry:
     """The engine cores of one server. Times are of any one clock that does not jump.
 
     Args:
-        num_engines: data-parallel size.
+        num_engines: engine cores of this server.
         heartbeat_timeout_s: silence after which an engine core counts as hung.
         step_timeout_s: the executors' own limit of a step.
+        first_rank: data-parallel rank of the first one.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class EngineRegistry:
         num_engines: int,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         step_timeout_s: float = 300.0,
+        first_rank: int = 0,
     ) -> None:
-        self.engines = [EngineHandle(index) for index in range(num_engines)]
+        self.engines = [EngineHandle(i, first_rank + i) for i in range(num_engines)]
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.step_limit_s = step_timeout_s + STEP_MARGIN_S
         self.num_stale_messages = 0
@@ -59,21 +61,21 @@ class EngineRegistry:
         """
         index, epoch = unpack_identity(identity)
         if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
-            raise WireError(f"READY of rank {ready.engine_index} came from rank {index}")
+            raise WireError(f"READY of engine {ready.engine_index} came from engine {index}")
         engine = self.engines[index]
         if engine.ready is not None and engine.ready.epoch >= epoch:
             self.num_stale_messages += 1
             return False
-        if difference := self._difference(ready):
+        if difference := self._difference(engine, ready.fingerprint):
             raise ConfigError(difference)
         engine.identity, engine.ready = identity, ready
         engine.state = "up"
         engine.heartbeat = None  # how long it has been loading is no step's age
         engine.last_seen = now
         logger.info(
-            "engine core is ready engine_index=%d epoch=%d max_model_len=%d num_gpu_blocks=%d"
+            "engine core is ready rank=%d epoch=%d max_model_len=%d num_gpu_blocks=%d"
             " kv_cache_size_tokens=%d load_s=%.1f",
-            index,
+            engine.rank,
             epoch,
             ready.max_model_len,
             ready.num_gpu_blocks,
@@ -92,13 +94,13 @@ class EngineRegistry:
     def take_last_words(self, dead: EngineDead) -> bool:
         """Whether they are of the incarnation that serves."""
         if dead.engine_index >= len(self.engines):
-            raise WireError(f"last words of unknown rank {dead.engine_index}")
+            raise WireError(f"last words of unknown engine {dead.engine_index}")
         return self.sender(dead.engine_index, dead.epoch) is not None
 
     def sender(self, index: int, epoch: int) -> EngineHandle | None:
         """The engine core a message came from, or None if it is to be dropped."""
         if index >= len(self.engines):
-            raise WireError(f"a message of unknown rank {index}")
+            raise WireError(f"a message of unknown engine {index}")
         engine = self.engines[index]
         if engine.ready is not None and engine.ready.epoch != epoch:
             self.num_stale_messages += 1
@@ -120,16 +122,13 @@ class EngineRegistry:
             return f"hung: no progress; last seen in {engine.describe()}"
         return None
 
-    def _difference(self, ready: EngineReady) -> str | None:
+    def _difference(self, engine: EngineHandle, fingerprint: Fingerprint) -> str | None:
         ours = self.expected
-        if ours is not None and (parts := differences(ours, ready.fingerprint)):
-            return f"engine core {ready.engine_index} differs from the command: {'; '.join(parts)}"
-        for engine in self.engines:
-            if engine.ready is not None and engine.index != ready.engine_index:
-                parts = differences(engine.ready.fingerprint, ready.fingerprint)
-                if parts:
-                    return (
-                        f"engine core {ready.engine_index} differs from engine core"
-                        f" {engine.index}: {'; '.join(parts)}"
-                    )
+        if ours is not None and (parts := differences(ours, fingerprint)):
+            return f"{engine.name} differs from the command: {'; '.join(parts)}"
+        for other in self.engines:
+            if other is engine or other.ready is None:
+                continue
+            if parts := differences(other.ready.fingerprint, fingerprint):
+                return f"{engine.name} differs from {other.name}: {'; '.join(parts)}"
         return None

@@ -71,9 +71,12 @@ def main(
     lifecycle.leave_stopping_to_parent()
     with lifecycle.stop_on_signals(lifecycle.STOP_SIGNAL) as stop:
         client = EngineClient(
-            config.num_engines, config.client_index, step_timeout_s=config.step_timeout_s
+            config.num_engines,
+            config.client_index,
+            step_timeout_s=config.step_timeout_s,
+            first_rank=config.api.first_rank,
         )
-        command = _Command(Channel(connection), client)
+        command = _Command(Channel(connection), client, config.api.first_rank)
         try:
             code = process.run(
                 config.api,
@@ -95,9 +98,10 @@ def main(
 class _Command:
     """The command, as its API server sees it."""
 
-    def __init__(self, channel: Channel, client: EngineClient) -> None:
+    def __init__(self, channel: Channel, client: EngineClient, first_rank: int) -> None:
         self.channel = channel
         self.metrics = MetricsExchange(channel)
+        self._first_rank = first_rank
         self._client = client
         self._client.on_death = self._on_death
         self._begin: Begin | None = None
@@ -161,4 +165,5 @@ class _Command:
 
     def _on_death(self, death: EngineDeadError, is_first: bool) -> None:
         # All API servers see the same silence; the command, which hears of it from each, logs it.
-        self.channel.send(Death(death.engine_index, death.cause, is_first))
+        index = None if death.rank is None else death.rank - self._first_rank
+        self.channel.send(Death(index, death.cause, is_first))

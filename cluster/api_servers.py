@@ -121,12 +121,14 @@ class ApiServers:
             channel.send(Allow(list(public_keys)))
 
     def mark_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
+        first_rank = self._configs[0].api.first_rank
+        rank = None if engine_index is None else first_rank + engine_index
         with self._lock:
             if self.death is not None:
                 return
-            self.death = EngineDeadError(engine_index, cause)
+            self.death = EngineDeadError(rank, cause)
         if is_first:
-            who = "" if engine_index is None else f"engine core {engine_index}: "
+            who = "" if rank is None else f"engine core DP{rank}: "
             logger.error("first cause: %s%s", who, cause)
         for channel in self._channels:
             channel.send(Death(engine_index, cause))

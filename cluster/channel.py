@@ -54,7 +54,7 @@ class Death(Message, frozen=True):
     """Either way: something that the server cannot live without is gone."""
 
     engine_index: int | None
-    """None: no engine core, but an API server or the coordinator."""
+    """Among those of this server. None: an API server or the coordinator."""
     cause: str
     is_first: bool = False
     """From an API server: it is the first to see it, and has left the logging to the command."""

@@ -180,4 +180,4 @@ class Coordinator:
 
     def _check(self, engine_index: int) -> None:
         if engine_index >= self._num_engines:
-            raise WireError(f"a message of or for unknown rank {engine_index}")
+            raise WireError(f"a message of or for unknown engine {engine_index}")

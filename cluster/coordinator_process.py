@@ -56,6 +56,8 @@ _BURST = 64
 class CoordinatorConfig:
     wires: CoordinatorWires
     num_engines: int
+    first_rank: int = 0
+    """Data-parallel rank of the first."""
     log_level: str = "INFO"
 
 
@@ -67,7 +69,7 @@ def main(config: CoordinatorConfig) -> NoReturn:
     log.configure(name, config.log_level)
     lifecycle.die_with_parent(at_once=False)
     lifecycle.leave_stopping_to_parent()
-    server = CoordinatorServer(config.wires, config.num_engines)
+    server = CoordinatorServer(config.wires, config.num_engines, config.first_rank)
     try:
         with lifecycle.interrupted_by(lifecycle.STOP_SIGNAL, server.stop):
             server.bind()
@@ -84,14 +86,16 @@ class CoordinatorServer:
 
     Args:
         wires: where it is reached; bound by whoever made them.
-        num_engines: data-parallel size.
+        num_engines: engine cores of this server.
+        first_rank: data-parallel rank of the first.
     """
 
-    def __init__(self, wires: CoordinatorWires, num_engines: int) -> None:
+    def __init__(self, wires: CoordinatorWires, num_engines: int, first_rank: int = 0) -> None:
         self.coordinator = Coordinator(num_engines)
         self.bad_messages = ThinnedCount()
         """Messages that broke the protocol, dropped."""
         self._wires = wires
+        self._first_rank = first_rank
         self._doorkeeper = Doorkeeper()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._poller = zmq.Poller()
@@ -186,7 +190,7 @@ class CoordinatorServer:
         index, epoch = unpack_identity(identity)
         ready = self._decode_ready(body)
         if (ready.engine_index, ready.epoch) != (index, epoch):
-            raise WireError(f"READY of rank {ready.engine_index} came from rank {index}")
+            raise WireError(f"READY of engine {ready.engine_index} came from engine {index}")
         self._send(self.coordinator.take_ready(index, epoch))
 
     def _take_output(self, frames: list[bytes]) -> None:
@@ -218,7 +222,8 @@ class CoordinatorServer:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
                 # It is down, and whoever watches it knows. It joins the wave when it is back.
-                logger.warning("cannot reach engine core engine_index=%d", engine_index)
+                rank = self._first_rank + engine_index
+                logger.warning("cannot reach engine core DP%d", rank)
 
     def _publish_if_due(self) -> None:
         report = self.coordinator.take_report(time.monotonic())

@@ -32,8 +32,8 @@ class Reach:
 class EngineGroup(Protocol):
     """Engine cores that start together, live together and end together.
 
-    Made with a callback `on_death(rank, cause)`, which is called once per dead core from a thread
-    of the group's own; rank None is the coordinator.
+    Made with a callback `on_death(index, cause)`, which is called once per dead core from a thread
+    of the group's own; index None is the coordinator.
     """
 
     def place(self, model: ResolvedModel) -> Reach:

@@ -184,7 +184,11 @@ def _make_front(
     )
     step_timeout_s = config.environment.execute_model_timeout_s
     if len(http_sockets) == 1:
-        client = EngineClient(config.topology.num_engines, step_timeout_s=step_timeout_s)
+        client = EngineClient(
+            config.topology.num_engines,
+            step_timeout_s=step_timeout_s,
+            first_rank=api.first_rank,
+        )
         return OwnApiServer(api, http_sockets[0], client, on_ready)
     configs = [
         ApiServerConfig(

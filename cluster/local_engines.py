@@ -36,7 +36,7 @@ class LocalEngines:
 
     Args:
         config: what was asked for.
-        on_death: called once per dead core with its rank and the cause, from a thread.
+        on_death: called once per dead core with its index and the cause, from a thread.
         has_said_why: whether the first cause of the server's end is in the log already.
     """
 
@@ -80,6 +80,7 @@ class LocalEngines:
         config = CoordinatorConfig(
             wires=wires,
             num_engines=self._config.topology.num_engines,
+            first_rank=self._config.ranks.start,
             log_level=self._config.log_level,
         )
         child = Child(

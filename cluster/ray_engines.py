@@ -56,7 +56,7 @@ class RayEngines:
 
     Args:
         config: what was asked for.
-        on_death: called once per dead core with its rank and the cause, from a thread; rank None is
+        on_death: called once per dead core with its index and the cause, from a thread; None is
             the coordinator.
         has_said_why: whether the first cause of the server's end is in the log already.
     """

@@ -107,17 +107,17 @@ class EngineDeadError(ServerError):
     """An engine core is gone, or what it cannot work without; its requests cannot be recovered.
 
     Args:
-        engine_index: data-parallel rank of the engine core; None: it is the coordinator or an API
-            server that is gone.
+        rank: data-parallel rank of the engine core, counted over all servers; None: it is the
+            coordinator or an API server that is gone.
         cause: the first cause, as far as it is known.
     """
 
-    def __init__(self, engine_index: int | None, cause: str) -> None:
-        super().__init__(engine_index, cause)
-        self.engine_index = engine_index
+    def __init__(self, rank: int | None, cause: str) -> None:
+        super().__init__(rank, cause)
+        self.rank = rank
         self.cause = cause
 
     def __str__(self) -> str:
-        if self.engine_index is None:
+        if self.rank is None:
             return f"the server is ending: {self.cause}"
-        return f"engine core {self.engine_index} is dead: {self.cause}"
+        return f"engine core DP{self.rank} is dead: {self.cause}"

@@ -348,7 +348,7 @@ def test_core_that_differs_is_refused_with_the_difference(wires: ServerWires) ->
             pass
 
     with FakeEngine(wires), FakeEngine(wires, index=1, fingerprint=other):
-        with pytest.raises(ConfigError, match=r"differs from engine core .: torch 2\.1"):
+        with pytest.raises(ConfigError, match=r"differs from engine core DP.: torch 2\.1"):
             run_once(work())
 
 
@@ -381,8 +381,28 @@ def test_missing_core_is_named_at_the_deadline(wires: ServerWires) -> None:
             client.close()
 
     with FakeEngine(wires):
-        with pytest.raises(EngineDeadError, match=r"no READY .* from engine core 1 \(no heartbeat"):
+        with pytest.raises(EngineDeadError, match=r"no READY .* engine core DP1 \(no heartbeat"):
             run_once(work())
+
+
+def test_people_read_ranks_and_peers_indices(wires: ServerWires) -> None:
+    """If a server's first rank is 2, engine core 1 is DP3 in texts, and 1 wherever it counts."""
+
+    async def work() -> None:
+        client = EngineClient(2, first_rank=2)
+        client.bind(wires)
+        try:
+            with pytest.raises(EngineDeadError, match=r"from engine core DP3 \(no heartbeat"):
+                await client.wait_ready(0.3)
+            assert client.death is not None
+            assert client.death.rank == 3
+            assert str(client.death).startswith("engine core DP3 is dead: no READY")
+            assert [engine.state for engine in client.engines] == ["up", "dead"]
+        finally:
+            client.close()
+
+    with FakeEngine(wires):
+        run_once(work())
 
 
 def test_start_that_takes_too_long_says_where_it_was(wires: ServerWires) -> None:

@@ -81,22 +81,22 @@ def test_nobody_speaks_for_another() -> None:
         (pack_identity(0, 1), ready(0, epoch=0)),
         (pack_identity(2, 0), ready(2)),
     ):
-        with pytest.raises(WireError, match="came from rank"):
+        with pytest.raises(WireError, match="came from engine"):
             registry.take_ready(identity, message, 0.0)
-    with pytest.raises(WireError, match="unknown rank 2"):
+    with pytest.raises(WireError, match="unknown engine 2"):
         registry.sender(2, 0)
-    with pytest.raises(WireError, match="unknown rank 2"):
+    with pytest.raises(WireError, match="unknown engine 2"):
         registry.take_last_words(EngineDead("ENGINE_CORE_DEAD", 2, 0, "?"))
     assert [engine.index for engine in registry.missing()] == [0, 1]
 
 
 def test_a_core_that_differs_does_not_count_as_ready() -> None:
     """The others go on; the difference is in the error."""
-    registry = EngineRegistry(2)
+    registry = EngineRegistry(2, first_rank=2)
     say_ready(registry)
     other = msgspec.structs.replace(FINGERPRINT, packages={"torch": "2.12"})
     different = msgspec.structs.replace(ready(1), fingerprint=other)
-    with pytest.raises(ConfigError, match="engine core 1 differs from engine core 0: torch"):
+    with pytest.raises(ConfigError, match="engine core DP3 differs from engine core DP2: torch"):
         registry.take_ready(pack_identity(1, 0), different, 0.0)
     assert [engine.index for engine in registry.missing()] == [1]
 
@@ -106,7 +106,9 @@ def test_cores_that_are_like_each_other_must_be_like_the_command_too() -> None:
     registry = EngineRegistry(2)
     registry.expected = msgspec.structs.replace(FINGERPRINT, tokenizer="ours")
     for index in range(2):
-        words = f"engine core {index} differs from the command: tokenizer tokenizer instead of ours"
+        words = (
+            f"engine core DP{index} differs from the command: tokenizer tokenizer instead of ours"
+        )
         with pytest.raises(ConfigError, match=words):
             registry.take_ready(pack_identity(index, 0), ready(index), 0.0)
     registry.expected = FINGERPRINT

@@ -143,7 +143,7 @@ def test_a_rank_that_does_not_exist_breaks_the_protocol() -> None:
         lambda: coordinator.take_dead(EngineDead("ENGINE_CORE_DEAD", 2, 0, "cause")),
         lambda: coordinator.take_first_request(FirstRequest(2, 0)),
     ):
-        with pytest.raises(WireError, match="unknown rank 2"):
+        with pytest.raises(WireError, match="unknown engine 2"):
             call()
 
 

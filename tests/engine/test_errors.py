@@ -69,4 +69,4 @@ def test_the_callers_faults_have_a_status_and_a_code() -> None:
 
 def test_a_dead_engine_says_which_and_why() -> None:
     """The first cause is part of what clients' operators read."""
-    assert str(EngineDeadError(2, "worker 1 died")) == "engine core 2 is dead: worker 1 died"
+    assert str(EngineDeadError(2, "worker 1 died")) == "engine core DP2 is dead: worker 1 died"

@@ -154,7 +154,7 @@ def test_a_hung_rank_is_reported_once(slow_model: Path) -> None:
         assert server.wait(40) == 1
         causes = re.findall(r"^ERROR .*first cause:.*$", server.log, re.MULTILINE)
         assert len(causes) == 1, server.log
-        assert "engine core 1: hung: no heartbeat" in causes[0]
+        assert "engine core DP1: hung: no heartbeat" in causes[0]
         server.assert_gone()
 
 
@@ -266,3 +266,28 @@ def test_external_and_hybrid_servers_run_their_own_ranks() -> None:
         assert sorted(hybrid.raywire_processes()) == sorted(topology.titles())
         assert {route(hybrid)["rank"] for _ in range(8)} == {"2", "3"}
         assert route(hybrid, **{"X-data-parallel-rank": "3"})["rank"] == "3"
+        for server, ranks in ((external, "0"), (hybrid, "23")):
+            for rank in ranks:
+                assert f"engine core is ready rank={rank} " in server.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_api_servers", [1, 2])
+def test_a_hybrid_server_names_its_dead_by_their_ranks(
+    slow_model: Path, num_api_servers: int
+) -> None:
+    """The second engine core of a server whose first rank is 2 is DP3: in all lines of the log,
+    whether it was killed or hangs."""
+    flags = (
+        *("-dp", "4", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "2"),
+        *("--api-server-count", str(num_api_servers), "--served-model-name", "m"),
+    )
+    for kill, words in (
+        (signal.SIGKILL, "stopping: engine core DP3 is dead: "),
+        (signal.SIGSTOP, "first cause: engine core DP3: hung"),
+    ):
+        with running_server(str(slow_model), *flags) as server:
+            os.kill(server.raywire_processes()["RAYWIRE::EngineCore_DP3"].pid, kill)
+            assert server.wait(40) == 1
+            assert words in server.log
+            assert not re.search(r"engine core (DP[01]|\d)", server.log)

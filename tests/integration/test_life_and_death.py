@@ -233,7 +233,7 @@ def test_what_a_killed_start_leaves_is_swept() -> None:
         ("Worker_DP0_PP0_TP0", ("load has no reply", "DP0_PP0_TP0")),
         pytest.param(
             "EngineCore_DP0",
-            ("no READY within 15 s", "engine core 0"),
+            ("no READY within 15 s", "engine core DP0"),
             marks=pytest.mark.slow,
         ),
     ],
