@@ -79,7 +79,13 @@ def test_stop_ends_run_whenever_it_comes(
 ) -> None:
     """Also before `run` has begun; the core then ends as soon as it has loaded."""
     monkeypatch.setattr(actors, "start_executor", start_fake)
-    actor = EngineActor(start_with())
+    start = start_with()
+    # Somewhere to connect to: a thread that waits for no socket at all would never end.
+    wire = WireConfig(
+        request_addresses=(f"ipc://{cache}/r",), output_addresses=(f"ipc://{cache}/o",)
+    )
+    config = dataclasses.replace(start.config, wire=wire)
+    actor = EngineActor(dataclasses.replace(start, config=config))
 
     with ThreadPoolExecutor(1) as pool:
         if stop_first:
