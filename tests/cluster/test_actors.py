@@ -14,7 +14,7 @@ from cluster import actors
 from cluster.actors import EngineActor, EngineStart, variables_for_nodes
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, make_portable, resolve_portable
-from engine.config import CurveConfig, ModelConfig
+from engine.config import CurveConfig, ModelConfig, WireConfig
 from engine.errors import EXIT_CONFIG, ConfigError
 from tests.helpers.core_process import make_config
 from tests.helpers.fake_executor import start_fake
