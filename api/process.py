@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def run(
     client: EngineClient,
     start: Callable[[], Path],
     stop: StopFlag,
-    on_serving: Callable[[Sequence[EngineReady]], None] = lambda _: None,
+    may_serve: Callable[[Sequence[EngineReady]], Awaitable[None]] | None = None,
     exchange: MetricsExchange | None = None,
     began: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -72,8 +72,8 @@ def run(
             so children that die with their parent's thread are safe. It may be still under way when
             `run` returns early.
         stop: set by signals.
-        on_serving: called on the event loop, once, when requests are served, with what the engine
-            cores have said.
+        may_serve: awaited on the event loop, once, when all is loaded, with what the engine cores
+            have said; requests are served when it returns.
         exchange: the way to the metrics of other API servers on the same port, if there are any.
         began: when `config.start_timeout_s` began to run, on the monotonic clock; asked once
             `start` has returned.
@@ -88,7 +88,7 @@ def run(
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(
-            _serve(config, http_socket, client, start, stop, on_serving, exchange, began)
+            _serve(config, http_socket, client, start, stop, may_serve, exchange, began)
         )
 
 
@@ -98,7 +98,7 @@ async def _serve(
     client: EngineClient,
     start: Callable[[], Path],
     stop: StopFlag,
-    on_serving: Callable[[Sequence[EngineReady]], None],
+    may_serve: Callable[[Sequence[EngineReady]], Awaitable[None]] | None,
     exchange: MetricsExchange | None,
     began: Callable[[], float],
 ) -> int:
@@ -109,7 +109,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
         with in_lasting_thread(start) as folder:
-            loading = _load(service, asyncio.wrap_future(folder), on_serving, began)
+            loading = _load(service, asyncio.wrap_future(folder), may_serve, began)
             starting = asyncio.create_task(loading, name="start")
             await _until_there_is_a_reason_to_end(client, stop, starting, serving)
             starting.cancel()
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
 async def _load(
     service: Service,
     started: "asyncio.Future[Path]",
-    on_serving: Callable[[Sequence[EngineReady]], None],
+    may_serve: Callable[[Sequence[EngineReady]], Awaitable[None]] | None,
     began: Callable[[], float],
 ) -> None:
     """Get ready: the tokenizer loads while the engine cores do."""
@@ -180,9 +180,10 @@ async def _load(
         vocab_size=min(each.vocab_size for each in ready),
     )
     service.metrics.on_ready(ready)
+    if may_serve is not None:
+        await may_serve(ready)
     service.serve(LoadedModel(tokenizer, template, inputs, max_model_len, int(time.time())))
     logger.info("serving model=%s", ",".join(service.config.served_model_names))
-    on_serving(ready)
 
 
 def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:

@@ -25,13 +25,14 @@ from cluster.channel import (
     Begin,
     Channel,
     Death,
+    Loaded,
     Part,
     PartWanted,
     Ping,
     Pong,
     Refusal,
     Scrape,
-    Serving,
+    Serve,
     Whole,
     Wires,
 )
@@ -84,7 +85,7 @@ def main(
                 client,
                 command.wait_for_begin,
                 stop,
-                on_serving=command.on_serving,
+                may_serve=command.may_serve,
                 exchange=command.metrics,
                 began=command.began,
             )
@@ -106,6 +107,7 @@ class _Command:
         self._client.on_death = self._on_death
         self._begin: Begin | None = None
         self._has_begun = threading.Event()
+        self._may_serve = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         threading.Thread(target=self._listen, name="command", daemon=True).start()
 
@@ -121,10 +123,17 @@ class _Command:
         assert self._begin is not None
         return self._begin.began_s
 
-    def on_serving(self, ready: Sequence[EngineReady]) -> None:
-        """On the event loop: from here on it answers the command."""
+    async def may_serve(self, ready: Sequence[EngineReady]) -> None:
+        """On the event loop: from here on it answers the command, and serves when all can. Were
+        `/ready` 200 here and 503 there, a first request might meet the other."""
         self._loop = asyncio.get_running_loop()
-        self.channel.send(Serving(list(ready)))
+        self.channel.send(Loaded(list(ready)))
+        await self._may_serve.wait()
+
+    def _on_serve(self) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # it has ended, and so do we
+            self._loop.call_soon_threadsafe(self._may_serve.set)
 
     def _on_ping(self) -> None:
         assert self._loop is not None
@@ -148,6 +157,8 @@ class _Command:
                         self._client.follow(coordinator)
                     self._begin = message
                     self._has_begun.set()
+                case Serve():
+                    self._on_serve()
                 case Allow(public_keys):
                     self._client.allow(public_keys)
                 case Death(engine_index, cause, _):
@@ -158,7 +169,7 @@ class _Command:
                     self.metrics.on_whole(message)
                 case Ping():
                     self._on_ping()
-                case Serving() | Refusal() | Scrape() | Part() | Pong():
+                case Loaded() | Refusal() | Scrape() | Part() | Pong():
                     raise AssertionError("an API server's words came from the command")
                 case _:
                     assert_never(message)

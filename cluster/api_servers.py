@@ -22,13 +22,14 @@ from cluster.channel import (
     Begin,
     Channel,
     Death,
+    Loaded,
     Part,
     PartWanted,
     Ping,
     Pong,
     Refusal,
     Scrape,
-    Serving,
+    Serve,
     Whole,
     Wires,
 )
@@ -75,7 +76,7 @@ class ApiServers:
         self._on_ready = on_ready
         self._lock = threading.Lock()
         self._refusal: str | None = None
-        self._num_serving = 0
+        self._num_loaded = 0
         self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
@@ -209,13 +210,15 @@ class ApiServers:
                 self._metrics.drop(index)
                 return
             match message:
-                case Serving(ready):
+                case Loaded(ready):
                     with self._lock:
-                        self._num_serving += 1
+                        self._num_loaded += 1
                         self._pulse.take(index, time.monotonic())
-                        is_last = self._num_serving == len(self._configs)
+                        is_last = self._num_loaded == len(self._configs)
                     if is_last and self.death is None:
                         self._is_serving = True
+                        for channel in self._channels:
+                            channel.send(Serve())
                         self._on_ready(ready)
                 case Refusal(text):
                     self._refusal = self._refusal or text
@@ -228,7 +231,7 @@ class ApiServers:
                 case Pong():
                     with self._lock:
                         self._pulse.take(index, time.monotonic())
-                case Wires() | Begin() | Allow() | PartWanted() | Whole() | Ping():
+                case Wires() | Begin() | Serve() | Allow() | PartWanted() | Whole() | Ping():
                     raise AssertionError("the command's words came from an API server")
                 case _:
                     assert_never(message)

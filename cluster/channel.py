@@ -60,10 +60,14 @@ class Death(Message, frozen=True):
     """From an API server: it is the first to see it, and has left the logging to the command."""
 
 
-class Serving(Message, frozen=True):
-    """From an API server: it takes requests."""
+class Loaded(Message, frozen=True):
+    """From an API server: it could take requests."""
 
     ready: list[EngineReady]
+
+
+class Serve(Message, frozen=True):
+    """To an API server: all have loaded; take requests."""
 
 
 class Refusal(Message, frozen=True):
@@ -105,8 +109,8 @@ class Pong(Message, frozen=True):
     """From an API server: it does."""
 
 
-ToApiServer = Wires | Begin | Allow | Death | PartWanted | Whole | Ping
-FromApiServer = Serving | Refusal | Death | Scrape | Part | Pong
+ToApiServer = Wires | Begin | Serve | Allow | Death | PartWanted | Whole | Ping
+FromApiServer = Loaded | Refusal | Death | Scrape | Part | Pong
 AnyMessage = ToApiServer | FromApiServer
 
 _encode = msgspec.msgpack.Encoder().encode

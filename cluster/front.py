@@ -108,9 +108,13 @@ class OwnApiServer:
             self._client,
             start,
             stop,
-            self._on_ready,
+            self._may_serve,
             began=lambda: self._began_s,
         )
+
+    async def _may_serve(self, ready: Sequence[EngineReady]) -> None:
+        """There is no other API server to wait for."""
+        self._on_ready(ready)
 
     def bind(self, wires: Sequence[ServerWires]) -> None:
         [own] = wires

@@ -14,10 +14,11 @@ from cluster.channel import (
     Begin,
     Channel,
     Death,
+    Loaded,
     Ping,
     Pong,
     Refusal,
-    Serving,
+    Serve,
     Wires,
 )
 from engine.config import CoordinatorAddresses
@@ -55,7 +56,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         Allow([b"key"]),
         Death(1, "killed"),
         Death(None, "an API server"),
-        Serving([READY]),
+        Loaded([READY]),
+        Serve(),
         Refusal("no such model"),
         Ping(),
         Pong(),

@@ -64,11 +64,17 @@ def kill_later(signum: signal.Signals, delay_s: float = 0.05) -> threading.Timer
 )
 def test_a_signal_interrupts_what_blocks_the_main_thread(block: Callable[[], object]) -> None:
     """At once, and once: the signal is ignored afterwards."""
+
+    def be_signalled() -> None:
+        with interrupted_by(USR2, stop):
+            timers.append(kill_later(USR2))  # not before: it would end this process
+            block()
+
+    timers: list[threading.Timer] = []
     began = time.monotonic()
-    with pytest.raises(Stopped), interrupted_by(USR2, stop):
-        timer = kill_later(USR2)  # not before: it would end this process
-        block()
-    timer.join()
+    with pytest.raises(Stopped):
+        be_signalled()
+    timers[0].join()
 
     assert time.monotonic() - began < 5.0
     os.kill(os.getpid(), USR2)

@@ -147,6 +147,18 @@ def test_a_death_ends_all(slow_model: Path, title: str, words: tuple[str, ...]) 
 
 
 @pytest.mark.slow
+def test_api_servers_are_ready_together() -> None:
+    """Nothing is refused any more once any of them says that it is ready."""
+    flags = ("-dp", "2", "--api-server-count", "4", "--served-model-name", "m")
+    with running_server("scripted", *flags) as server:
+        statuses = []
+        for _ in range(16):
+            with server.http() as client:
+                statuses.append(client.get("/ready").status_code)
+        assert statuses == [200] * 16
+
+
+@pytest.mark.slow
 def test_a_hung_rank_is_reported_once(slow_model: Path) -> None:
     """Every API server sees its silence; the first cause is one line all the same."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
