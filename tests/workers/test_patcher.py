@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM
 
+import api
 from cluster.model_source import resolve
 from engine.config import ModelConfig
 from engine.sampling_params import SamplingParams
@@ -94,6 +95,34 @@ def test_the_demo_model_is_as_close_to_float32_as_before() -> None:
     ours = distance(prompt_logprobs(folder, prompts, cache_dir()), prompts, exact)
 
     assert ours <= mean_distance(own(plain, prompts), own(exact, prompts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3", "gpt2"])
+def test_parts_of_tensor_ranks_are_replaced_too(
+    architecture: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks with half of the heads and features each, and their collectives in between: as
+    close to float32 as one rank."""
+    monkeypatch.setenv("RAYWIRE_CACHE_DIR", cache_dir())
+    folder = tiny_model(architecture, models)
+    prompts = clear_prompts(folder, 8, 4)
+    exact = own([plain_logits(folder, prompt).log_softmax(-1) for prompt in prompts], prompts)
+    params = api.SamplingParams(temperature=0.0, prompt_logprobs=0, max_tokens=2, ignore_eos=True)
+
+    distances = []
+    for num_ranks in (1, 2):
+        with api.LLM(str(folder), dtype="bfloat16", tensor_parallel_size=num_ranks) as llm:
+            outputs = llm.generate(list(prompts), params, use_tqdm=False)
+        found = [
+            next(iter(logprobs.values())).logprob
+            for output in outputs
+            for logprobs in output.prompt_logprobs or []
+            if logprobs
+        ]
+        distances.append(mean_distance(torch.tensor(found), exact))
+
+    assert distances[1] <= 1.25 * distances[0]
 
 
 TEXTS = [
