@@ -8,19 +8,18 @@
 // is ever in memory, keys that a mask or the window hides are skipped by the tile, and the rest of a
 // last page, where an earlier owner's numbers lie, is never read.
 //
-// Few queries (decode) are bound by memory: each key and value is read once, 4 · head_dim bytes for
-// both, and used for the heads of its group at once, in float arithmetic.
+// Few queries (decode) are bound by memory, and have a file of their own: `decode.h`.
 //
 // Many queries (prefill) are bound by arithmetic, 4 · head_dim operations for each query and key.
 // QUERIES rows at a time share a tile of keys that is brought into the layout of `tiles.h`: q kᵀ has
 // the keys as outputs, p v has them as inputs. Both products then run at the matrix speed of the
 // linear layers. p is rounded to bfloat16 where the dot wants it, as flash attention does.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <vector>
 
+#include "attention.h"
 #include "bf16.h"
+#include "decode.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -28,171 +27,12 @@ namespace {
 
 constexpr int TILE = 64;        // keys
 constexpr int QUERIES = 96;     // rows of a prefill item: heads of a group times tokens
-constexpr int HEADS = 8;        // of a group, that a decode works on at once
 constexpr int FEW_TOKENS = 3;   // up to so many queries of a request are decodes
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-struct Call {
-    const bf16* query;  // token stride query_stride
-    bf16* out;          // [tokens, heads, size]
-    const bf16 *key, *value;  // [blocks, block_size, kv_heads, size]
-    const int32_t *block_table, *query_start, *seq_lens;
-    int64_t num_reqs, num_heads, num_kv_heads, size, query_stride, block_size, table_stride;
-    float scale;
-    int64_t window;       // 0: none
-    float softcap;        // 0: none
-    const float* sinks;   // per head, or null
-
-    int64_t group() const { return num_heads / num_kv_heads; }
-
-    // Where a token of a request lies in key or value.
-    int64_t slot(int64_t request, int64_t position, int64_t kv_head) const {
-        const int64_t block = block_table[request * table_stride + position / block_size];
-        return ((block * block_size + position % block_size) * num_kv_heads + kv_head) * size;
-    }
-};
 
 // Queries of one key head, of neighbouring tokens of one request.
 struct Item {
     int64_t request, kv_head, first_token, num_tokens;  // tokens of the request's queries
 };
-
-struct Row {
-    float most, total;
-};
-
-Row start(const Call& call, int64_t head) {
-    // A sink is a key without a value.
-    if (call.sinks) return {call.sinks[head], 1.0f};
-    return {NEVER, 0.0f};
-}
-
-inline Floats capped(Floats x, float cap) {
-    return cap * (1.0f - 2.0f / (1.0f + exp(x * (2.0f / cap))));  // cap · tanh(x / cap)
-}
-
-// Scores of one row and tile to weights: hide keys outside [first, last), update the row, and return
-// what the values summed so far are to be multiplied with.
-inline float soften(const Call& call, float* scores, int64_t first, int64_t last, Row& row) {
-    Floats most = all(NEVER);
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k) * call.scale;
-        if (call.softcap != 0) s = capped(s, call.softcap);
-        memcpy(scores + k, &s, sizeof s);
-    }
-    for (int64_t k = 0; k < std::min<int64_t>(first, TILE); ++k) scores[k] = NEVER;
-    for (int64_t k = std::max<int64_t>(last, 0); k < TILE; ++k) scores[k] = NEVER;
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k);
-        most = s > most ? s : most;
-    }
-    const float new_most = std::max(row.most, largest(most));
-    if (new_most == NEVER) {
-        std::fill(scores, scores + TILE, 0.0f);
-        return 1.0f;
-    }
-    const float factor = row.most == NEVER ? 0.0f : std::exp(row.most - new_most);
-    Floats total{};
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k);
-        Floats p = s == NEVER ? Floats{} : exp(s - new_most);
-        memcpy(scores + k, &p, sizeof p);
-        total += p;
-    }
-    row.total = row.total * factor + sum(total);
-    row.most = new_most;
-    return factor;
-}
-
-// The first and last key of a tile at `position` that a query at `place` sees.
-inline int64_t first_key(const Call& call, int64_t place, int64_t position) {
-    return call.window ? place - call.window + 1 - position : 0;
-}
-
-void finish(const Call& call, const float* sums, const Row& row, bf16* out) {
-    const float factor = 1.0f / row.total;
-    for (int64_t d = 0; d < call.size; d += LANES)
-        store_bf16(out + d, load<Floats>(sums + d) * factor);
-}
-
-// Scores of one key for G heads, TILE apart. The key is converted once.
-template <int G>
-void score_key(const float* query, const bf16* key, int64_t size, float* scores) {
-    Floats even[G] = {}, odd[G] = {};
-    int64_t d = 0;
-    for (; d + 2 * LANES <= size; d += 2 * LANES) {
-        const Floats k0 = load_bf16(key + d), k1 = load_bf16(key + d + LANES);
-        for (int g = 0; g < G; ++g) {
-            even[g] += load<Floats>(query + g * size + d) * k0;
-            odd[g] += load<Floats>(query + g * size + d + LANES) * k1;
-        }
-    }
-    if (d < size)
-        for (int g = 0; g < G; ++g)
-            even[g] += load<Floats>(query + g * size + d) * load_bf16(key + d);
-    for (int g = 0; g < G; ++g) scores[g * TILE] = sum(even[g] + odd[g]);
-}
-
-// sums = sums · factor + weights · values for G heads, a stretch of the head at a time.
-template <int G>
-void add_values(
-    const bf16* const* values, int64_t count, const float* weights, const float* factors,
-    int64_t size, float* sums) {
-    for (int64_t d = 0; d < size; d += LANES) {
-        Floats s[G];
-        for (int g = 0; g < G; ++g) s[g] = load<Floats>(sums + g * size + d) * factors[g];
-        for (int64_t k = 0; k < count; ++k) {
-            const Floats v = load_bf16(values[k] + d);
-            for (int g = 0; g < G; ++g) s[g] += weights[g * TILE + k] * v;
-        }
-        for (int g = 0; g < G; ++g) memcpy(sums + g * size + d, &s[g], sizeof s[g]);
-    }
-}
-
-// One token and G heads of a group, from `first_head`, against all keys in turn.
-template <int G>
-void attend_heads(
-    const Call& call, const Item& item, int64_t place, int64_t token, int64_t first_head,
-    float* memory) {
-    const int64_t size = call.size, request = item.request;
-    float *sums = memory, *query = sums + G * size, *scores = query + G * size;
-    Row rows[G];
-    float factors[G];
-    const bf16* q = call.query + token * call.query_stride + first_head * size;
-    for (int g = 0; g < G; ++g) rows[g] = start(call, first_head + g);
-    for (int64_t d = 0; d < G * size; ++d) query[d] = to_float(q[d]);
-    std::fill(sums, sums + G * size, 0.0f);
-    int64_t position = std::max<int64_t>(0, first_key(call, place, 0));
-    for (; position <= place; position += TILE) {
-        const int64_t count = std::min<int64_t>(TILE, place + 1 - position);
-        const bf16* values[TILE];
-        for (int64_t k = 0; k < count; ++k) {
-            const int64_t slot = call.slot(request, position + k, item.kv_head);
-            values[k] = call.value + slot;
-            score_key<G>(query, call.key + slot, size, scores + k);
-        }
-        for (int g = 0; g < G; ++g)
-            factors[g] = soften(call, scores + g * TILE, 0, count, rows[g]);
-        add_values<G>(values, count, scores, factors, size, sums);
-    }
-    bf16* out = call.out + (token * call.num_heads + first_head) * size;
-    for (int g = 0; g < G; ++g) finish(call, sums + g * size, rows[g], out + g * size);
-}
-
-void attend_token(const Call& call, const Item& item, int64_t token, std::vector<float>& memory) {
-    const int64_t first_query = call.query_start[item.request];
-    const int64_t num_queries = call.query_start[item.request + 1] - first_query;
-    const int64_t place = call.seq_lens[item.request] - num_queries + token;
-    memory.resize(std::max<size_t>(memory.size(), HEADS * (2 * call.size + TILE)));
-    for (int64_t g = 0; g < call.group(); g += HEADS) {
-        const int heads = int(std::min<int64_t>(HEADS, call.group() - g));
-        with_rows<HEADS>(heads, [&]<int G>() {
-            attend_heads<G>(
-                call, item, place, first_query + token, item.kv_head * call.group() + g,
-                memory.data());
-        });
-    }
-}
 
 // Keys as outputs: block of 16 keys, pairs along the head. Missing keys are zero.
 void pack_keys(const Call& call, const Item& item, int64_t position, int64_t count, bf16* packed) {
@@ -285,7 +125,7 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
                 for (int r = 0; r < R; ++r) {
                     const int64_t place = first_place + (tile + r) / group;
                     float* row = scores + (tile + r) * TILE;
-                    factors[r] = soften(
+                    factors[r] = soften<TILE>(
                         call, row, first_key(call, place, position), place + 1 - position,
                         rows[tile + r]);
                     pack_weights<ARITHMETIC>(row, weights + tile * weight_bytes, r, R);
@@ -314,20 +154,49 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
     }
 }
 
-std::vector<Item> divide(const Call& call) {
+struct Work {
     std::vector<Item> items;
+    Decodes decodes;
+};
+
+Work divide(const Call& call) {
+    Work work;
     const int64_t most = std::max<int64_t>(1, QUERIES / call.group());
     for (int64_t request = 0; request < call.num_reqs; ++request) {
         const int64_t count = call.query_start[request + 1] - call.query_start[request];
-        const int64_t step = count <= FEW_TOKENS ? 1 : most;
+        if (count <= FEW_TOKENS) {
+            for (int64_t token = 0; token < count; ++token)
+                work.decodes.add(call, request, token, call.seq_lens[request] - count + token);
+            continue;
+        }
         // The last tokens see the most keys: they come first, so that no thread ends with them.
-        for (int64_t end = count; end > 0; end -= std::min(step, end)) {
-            const int64_t first = std::max<int64_t>(0, end - step);
+        for (int64_t end = count; end > 0; end -= std::min(most, end)) {
+            const int64_t first = std::max<int64_t>(0, end - most);
             for (int64_t head = 0; head < call.num_kv_heads; ++head)
-                items.push_back({request, head, first, end - first});
+                work.items.push_back({request, head, first, end - first});
         }
     }
-    return items;
+    return work;
+}
+
+template <int ARITHMETIC>
+void run(const Call& call, int num_threads) {
+    const Work work = divide(call);
+    const int64_t num_items = int64_t(work.items.size());
+    const int64_t num_stretches = int64_t(work.decodes.stretches.size());
+    float* parts = work.decodes.memory(call);
+    raywire::parallel_for(num_items + num_stretches, num_threads, [&](int64_t index) {
+        thread_local std::vector<float> memory;
+        if (index < num_items)
+            attend_many<ARITHMETIC>(call, work.items[index], memory);
+        else
+            attend_stretch<ARITHMETIC>(
+                call, work.decodes.stretches[index - num_items], memory, parts);
+    });
+    const int64_t num_cuts = int64_t(work.decodes.cuts.size());
+    raywire::parallel_for(num_cuts * call.group(), num_threads, [&](int64_t index) {
+        join(call, work.decodes.cuts[index / call.group()], index % call.group(), parts);
+    });
 }
 
 }  // namespace
@@ -356,15 +225,9 @@ void raywire_attention(
                     query_start, seq_lens,   num_reqs,     num_heads,    num_kv_heads,
                     size,        query_stride, block_size, table_stride, scale,
                     window,      softcap,    sinks};
-    const std::vector<Item> items = divide(call);
-    raywire::parallel_for(int64_t(items.size()), num_threads, [&](int64_t index) {
-        thread_local std::vector<float> memory;
-        const Item& item = items[index];
-        if (item.num_tokens == 1) return attend_token(call, item, item.first_token, memory);
 #ifdef __AVX512BF16__
-        if (arithmetic == DOT) return attend_many<DOT>(call, item, memory);
+    if (arithmetic == DOT) return run<DOT>(call, num_threads);
 #endif
-        attend_many<FLOAT>(call, item, memory);
-    });
+    run<FLOAT>(call, num_threads);
 }
 }
