@@ -15,8 +15,11 @@ from tests.helpers.server import Server, running_server, wait_for
 from tests.helpers.streams import BackgroundStream, completion_body, metric
 from tests.helpers.tiny_models import tiny_model
 
+NOTICED_S = 2.0
+"""A death is in the log by then,"""
+
 END_S = 5.0
-"""All processes must be gone that soon after the death of one."""
+"""and all processes are gone."""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,7 @@ def test_a_death_ends_all(slow_model: Path, title: str, words: tuple[str, ...]) 
 
         os.kill(server.raywire_processes()[f"RAYWIRE::{title}"].pid, signal.SIGKILL)
         killed_at = time.monotonic()
+        server.wait_for_log("first cause", NOTICED_S)
         for stream in streams:
             stream.join()
 
