@@ -42,9 +42,9 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Scrape:
     """What one scrape has told."""
 
-    def __init__(self, server: Server, timeout_s: float = 60.0) -> None:
-        with server.http(timeout_s) as client:
-            answer = client.get("/metrics")
+    def __init__(self, server: Server, client: httpx.Client | None = None) -> None:
+        with contextlib.ExitStack() as stack:
+            answer = (client or stack.enter_context(server.http())).get("/metrics")
         assert answer.status_code == 200, answer.text
         self.samples = {
             name: float(value)
@@ -74,6 +74,18 @@ def complete(server: Server, **headers: str) -> None:
     with server.http() as client:
         answer = client.post("/v1/completions", json=completion_body(), headers=headers)
     assert answer.status_code == 200, answer.text
+
+
+@contextlib.contextmanager
+def connected_to(server: Server, title: str) -> Iterator[httpx.Client]:
+    """A client whose one connection has reached that API server, as the log tells."""
+    while True:
+        with server.http() as client:
+            answer = client.post("/v1/completions", json=completion_body())
+            line = rf"(APIServer_\d) .* request_id={answer.headers['x-request-id']}"
+            if server.wait_for_log(line)[1] == title:
+                yield client
+                return
 
 
 def who_answered(server: Server) -> set[str]:
@@ -135,23 +147,17 @@ def test_load_is_seen_by_whoever_is_scraped(slow_model: Path) -> None:
 
 def test_who_hangs_counts_with_what_it_said_last(server: Server) -> None:
     """The other API server answers within seconds, and no counter falls."""
-    complete(server)
-    before = Scrape(server)
     age = 'raywire:api_server_metrics_age_seconds{api_server="1"}'
     pid = server.raywire_processes()["RAYWIRE::APIServer_1"].pid
 
-    def scrape() -> Scrape | None:
-        with contextlib.suppress(httpx.TimeoutException):  # the kernel chose the one that hangs
-            return Scrape(server, timeout_s=4.0)
-        return None
+    with connected_to(server, "APIServer_0") as client:
+        before = Scrape(server)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            during = Scrape(server, client)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        during = wait_for(scrape, "an answer of the other API server", timeout_s=60.0)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-    assert during is not None
     assert during.total("request_success_total") == before.total("request_success_total")
     assert during.samples[age] > 0.9
     wait_for(lambda: Scrape(server).samples[age] < 0.5, "news of the API server that hung")
