@@ -34,10 +34,10 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/demo.stamp
 
 demo: $(VENV)/demo.stamp
-	@$(BIN)/python -m cluster.demo --port $(PORT) --log $(VENV)/demo.log
+	@$(BIN)/python -m cluster.demo --port $(PORT) --log $(VENV)/demo-$(PORT).log
 
 demo-cluster: $(VENV)/demo.stamp
-	@$(BIN)/python -m cluster.demo_cluster --port $(PORT) --log $(VENV)/demo-cluster.log
+	@$(BIN)/python -m cluster.demo_cluster --port $(PORT) --log $(VENV)/demo-cluster-$(PORT).log
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

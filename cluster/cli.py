@@ -291,7 +291,7 @@ _ENGINE_OPTIONS = [
         "--kv-cache-memory-bytes",
         type=HumanInt(),
         help="Bytes per worker (2G). Unless given: 90% of a GPU's free memory; on CPU the smaller"
-        " of 1 GiB and a quarter of what is free.",
+        " of 1 GiB and a quarter of what is free, shared among the engines of the machine.",
     ),
     _option(
         "KV cache",

@@ -9,6 +9,7 @@ A user's first minute, so every way it can fail ends in one line that says what 
 import contextlib
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ START_TIMEOUT_S = 600.0
 @click.option("--log", "log_path", default="raywire-demo.log", type=click.Path(path_type=Path))
 def main(port: int, model: str, log_path: Path) -> None:
     check_port(port)
+    exit_on_sigterm()
     click.echo(f"starting `raywire serve {model}`; its log is in {log_path}")
     server = _start(model, port, log_path)
     try:
@@ -44,6 +46,11 @@ def main(port: int, model: str, log_path: Path) -> None:
         server.terminate()  # without it a failed demo would leave a server that nobody knows of
         raise
     click.echo(_farewell(model, port, server.pid))
+
+
+def exit_on_sigterm() -> None:
+    """As Ctrl-C does, end with what has been started; `timeout make demo` sends this."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def check_port(port: int, target: str = "demo") -> None:

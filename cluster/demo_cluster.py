@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from cluster.demo import PROMPT, check_port, curl_line, stream, wait_ready
+from cluster.demo import PROMPT, check_port, curl_line, exit_on_sigterm, stream, wait_ready
 from cluster.demo_keeper import JOB, NUM_RANKS
 
 _OF_RAYS_COMMAND = re.compile(r"[\d-]{10} [\d:,]{12}\s+[A-Z]+ \w+\.py:\d+ -- |\s*$")
@@ -29,6 +29,7 @@ _OF_RAYS_COMMAND = re.compile(r"[\d-]{10} [\d:,]{12}\s+[A-Z]+ \w+\.py:\d+ -- |\s
 )
 def main(port: int, model: str, log_path: Path) -> None:
     check_port(port, target="demo-cluster")
+    exit_on_sigterm()
     # Short: Ray puts sockets below it, and their paths must stay under 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="rw-"))
     click.echo(f"a Ray cluster on this machine, and on it, as a job with {NUM_RANKS} ranks,")

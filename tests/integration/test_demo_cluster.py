@@ -58,12 +58,13 @@ def test_the_demo_shows_a_job_on_ray_and_leaves_it_running(host: Host, tmp_path:
     assert_nothing_is_left(host)
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(host: Host, tmp_path: Path) -> None:
-    """Also not Ray, which has its own ideas of when to end."""
+@pytest.mark.parametrize("signum", ["-INT", "-TERM"])
+def test_a_signal_while_it_starts_leaves_nothing(host: Host, tmp_path: Path, signum: str) -> None:
+    """Ctrl-C, or `timeout`: also not Ray, which has its own ideas of when to end."""
     demo = host.popen(*COMMAND, str(tmp_path / "log"), env=ENV)
     wait_for(lambda: any("ray::" in p.args for p in host.processes()), "Ray is coming up", 60)
     (pid,) = [p.pid for p in host.processes() if "cluster.demo_cluster" in p.args]
-    host.run("kill", "-INT", str(pid))
+    host.run("kill", signum, str(pid))
 
     assert demo.wait(60) != 0
     assert_nothing_is_left(host)
