@@ -14,14 +14,10 @@ import zmq
 from engine.bound import ServerWires
 from engine.curve import CurveKeys, CurveLink
 from engine.doorkeeper import Doorkeeper
-from engine.errors import WireError
-from engine.sockets import connect_socket, make_socket
+from engine.sockets import connect_socket, make_socket, read_burst
 from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
-
-_DRAIN_AT_ONCE = 64
-"""Messages read before other tasks get their turn."""
 
 TakeFrames = Callable[[list[bytes]], None]
 """Takes in one message; WireError says that it breaks the protocol."""
@@ -126,18 +122,8 @@ class WireSockets:
         """Read until nothing is left, because the descriptor signals changes only."""
         if self._loop is None:
             return
-        for _ in range(_DRAIN_AT_ONCE):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                take(frames)
-            except WireError as error:
-                if self.bad_messages.add():
-                    count = self.bad_messages.count
-                    logger.warning("dropped a bad message total=%d: %s", count, error)
-        self._loop.call_soon(self._read, socket, take)
+        if read_burst(socket, take, self.bad_messages) and self._loop is not None:
+            self._loop.call_soon(self._read, socket, take)
 
 
 def _descriptor(socket: "zmq.Socket[bytes]") -> int:

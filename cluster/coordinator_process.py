@@ -29,7 +29,7 @@ from engine.codec import Decoder, Encoder
 from engine.config import CoordinatorAddresses
 from engine.doorkeeper import Doorkeeper
 from engine.errors import EXIT_FAILED, WireError
-from engine.sockets import make_socket
+from engine.sockets import make_socket, read_burst
 from engine.thinning import ThinnedCount
 from engine.wire import (
     CoordinatorType,
@@ -47,9 +47,6 @@ logger = logging.getLogger(__name__)
 
 REPORTS_KEPT = 10
 """For an API server that does not read. A report is the whole state, so lost ones do no harm."""
-
-_BURST = 64
-"""Messages taken from one socket before the others get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,18 +164,8 @@ class CoordinatorServer:
     def _read(self, socket: "zmq.Socket[bytes] | int") -> None:
         if isinstance(socket, int):  # `stop` has been called
             return
-        take = self._taker(socket)
-        for _ in range(_BURST):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                take(frames)
-            except WireError as error:
-                if self.bad_messages.add():
-                    count = self.bad_messages.count
-                    logger.warning("dropped a bad message total=%d: %s", count, error)
+        # What is left keeps the poller awake.
+        read_burst(socket, self._taker(socket), self.bad_messages)
 
     def _taker(self, socket: "zmq.Socket[bytes]") -> Callable[[list[bytes]], None]:
         if socket is self._router:

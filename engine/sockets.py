@@ -5,15 +5,23 @@ TCP sends again what is missing when the link is back. ZeroMQ's own heartbeats s
 they would end it sooner; ours (`wire.Heartbeat`) are messages, and decide about ranks.
 """
 
+import logging
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
 from engine.curve import CurveLink, make_client
-from engine.errors import ConfigError
+from engine.errors import ConfigError, WireError
+from engine.thinning import ThinnedCount
+
+logger = logging.getLogger(__name__)
+
+BURST = 64
+"""Messages read from one socket before others get their turn."""
 
 MAX_MESSAGE_BYTES = 1 << 30
 """Larger frames are refused by ZeroMQ before they are read, and the peer is disconnected."""
@@ -126,3 +134,28 @@ def make_ipc_directory(base: str | None = None) -> Path:
             f"cannot make the socket folder {path}: {error}; set RAYWIRE_RPC_BASE_PATH"
         ) from error
     return path
+
+
+def read_burst(
+    socket: "zmq.Socket[bytes]",
+    take: Callable[[list[bytes]], None],
+    bad_messages: ThinnedCount,
+) -> bool:
+    """Take in what has come, but no more than BURST messages at once, so that others get a turn.
+
+    A message that breaks the protocol (WireError from `take`) is counted and dropped.
+
+    Returns:
+        Whether there may be more.
+    """
+    for _ in range(BURST):
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        try:
+            take(frames)
+        except WireError as error:
+            if bad_messages.add():
+                logger.warning("dropped a bad message total=%d: %s", bad_messages.count, error)
+    return True

@@ -248,4 +248,7 @@ def test_it_can_be_stopped_before_it_runs() -> None:
         server = CoordinatorServer(ipc_wires(folder), 2)
         server.stop()
         server.bind()
-        server.run()
+        running = threading.Thread(target=server.run, daemon=True)
+        running.start()
+        running.join(TIMEOUT_S)
+        assert not running.is_alive()

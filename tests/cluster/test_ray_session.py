@@ -181,6 +181,7 @@ def test_our_signal_handlers_outlive_those_of_a_library() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
         wait_for(lambda: stop.is_set, "the signal")
+        assert stop.count == 1
 
 
 def test_nobody_imports_ray_who_does_not_use_it() -> None:

@@ -85,6 +85,7 @@ def test_a_cut_host_is_out_of_reach_until_healed(two_hosts: tuple[Host, Host]) -
     two.cut()
     wait_for_reach(one, two, is_reachable=False)
     wait_for_reach(two, one, is_reachable=False)
+    assert two.processes(), "the host itself lives on"
     two.heal()
     wait_for_reach(one, two)
     wait_for_reach(two, one)
@@ -96,6 +97,7 @@ def test_orphans_are_reaped(two_hosts: tuple[Host, Host]) -> None:
     one.run("sh", "-c", "sleep 0.1 &")
     all_of_them = ("ps", "-ww", "-eo", "pid=,stat=,args=")
     wait_for(lambda: "sleep" not in one.run(*all_of_them).stdout, "not even a zombie")
+    assert " Z" not in one.run(*all_of_them).stdout
 
 
 def test_a_crash_ends_everything_on_the_host() -> None:

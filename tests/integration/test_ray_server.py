@@ -108,6 +108,15 @@ def test_ranks_on_two_nodes_are_reached_over_tcp(
         server.wait_for_log(rf"serving at http://127\.0\.0\.3:{server.port}\n")
 
 
+def test_an_external_server_runs_its_own_rank(nodes: RayNodes) -> None:
+    """One rank of two, with an endpoint of its own; there is nothing to coordinate."""
+    flags = (*TWO_RANKS, "--data-parallel-rank", "1", "--ray-address", nodes.address)
+    with running_server("scripted", *flags, env=nodes.environment) as server:
+        titles = sorted(p.title.partition(".")[0] for p in nodes.actors())
+        assert titles == ["RAYWIRE::Worker_DP1_PP0_TP0", "ray::EngineCore_DP1"]
+        assert complete(server, **{"X-data-parallel-rank": "1"}) == "hello"
+
+
 def test_a_stop_while_the_model_loads_leaves_nothing(nodes: RayNodes) -> None:
     """Actors in the middle of a load are not waited for."""
     flags = (*TWO_RANKS, "--ray-address", nodes.address)
@@ -156,8 +165,10 @@ def test_a_killed_command_takes_its_actors_with_it(nodes: RayNodes) -> None:
     flags = (*TWO_RANKS, "--ray-address", nodes.address)
     with running_server("scripted", *flags, env=nodes.environment, may_leave_files=True) as server:
         server.signal(signal.SIGKILL)
-        server.wait()
+        assert server.wait() == -signal.SIGKILL
         wait_for(lambda: not nodes.actors(), "the actors end", 10)
+        wait_for(lambda: not server.processes(), "its API servers end", 10)
+        assert nodes.processes("RAYWIRE::") == []
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -261,6 +272,7 @@ def test_a_killed_command_takes_its_cluster_with_it() -> None:
         env = {"RAY_ADDRESS": "local", "RAY_TMPDIR": folder}
         flags = (*TWO_RANKS, "--data-parallel-backend", "ray")
         with running_server("scripted", *flags, env=env, may_leave_files=True) as server:
+            assert len(ours(server)) == 7
             server.signal(signal.SIGKILL)
             server.wait()
             wait_for(lambda: not ours(server), f"left: {ours(server)}", 10)

@@ -80,9 +80,8 @@ def test_a_cache_that_does_not_fit_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_the_smallest_cache_is_warmed_up_within_its_bounds(folder: Path, num_blocks: int) -> None:
     """The warm-up writes to no block that is not there."""
-    loaded_worker(
-        worker_config(folder), msgspec.structs.replace(SPEC, num_blocks=num_blocks, block_size=1)
-    )
+    spec = msgspec.structs.replace(SPEC, num_blocks=num_blocks, block_size=1)
+    assert loaded_worker(worker_config(folder), spec).statistics().num_steps == 0
 
 
 def test_warm_up_leaves_no_trace(worker: Worker) -> None:
@@ -168,6 +167,7 @@ def test_close_can_be_called_twice(folder: Path) -> None:
     worker.profile(True, "")
     worker.close()
     worker.close()
+    assert not torch._C._autograd._profiler_enabled()
 
 
 def test_cuda_without_a_device_is_refused(folder: Path) -> None:
