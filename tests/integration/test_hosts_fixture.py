@@ -81,14 +81,17 @@ def test_a_cut_host_is_out_of_reach_until_healed(two_hosts: tuple[Host, Host]) -
     """In both directions, and nothing else happens to it."""
     one, two = two_hosts
     wait_for_reach(one, two)
+    inhabitant = two.popen("sleep", "1000")
 
     two.cut()
     wait_for_reach(one, two, is_reachable=False)
     wait_for_reach(two, one, is_reachable=False)
-    assert two.processes(), "the host itself lives on"
+    assert [process.args for process in two.processes()] == ["sleep 1000"], "it lives on"
     two.heal()
     wait_for_reach(one, two)
     wait_for_reach(two, one)
+    two.run("kill", str(two.processes()[0].pid))
+    inhabitant.wait(5)
 
 
 def test_orphans_are_reaped(two_hosts: tuple[Host, Host]) -> None:
