@@ -11,6 +11,10 @@
 // A helper reads `next`, then the job, and then claims. While an item of a generation is unclaimed,
 // its job cannot end; so if the claim succeeds, what was read belonged to it. Before the next job is
 // written, `next` becomes (generation + 1, CLOSED), so that a claim on the old word fails.
+//
+// A helper that finds nothing to do looks for a while, then sleeps, and to wake it takes longer than
+// most jobs do. While somebody holds an `Awake`, it lets others run instead, if there are any, and
+// looks again. What one thread writes while another looks lies in cache lines apart.
 #pragma once
 
 #include <atomic>
@@ -50,6 +54,9 @@ class Pool {
             spins < SPINS ? pause() : std::this_thread::yield();
     }
 
+    void begin_awake() { num_awake_.fetch_add(1); }
+    void end_awake() { num_awake_.fetch_sub(1); }
+
   private:
     static constexpr uint64_t CLOSED = 0xffffffff;
     static constexpr int SPINS = 2000;  // some tens of microseconds: the time between two jobs
@@ -78,8 +85,14 @@ class Pool {
         std::thread([this, index] {
             uint32_t heard = 0;
             for (;;) {
-                for (int spins = 0; bell_.load() == heard && spins < SPINS; ++spins) pause();
-                bell_.wait(heard);
+                for (int spins = 0; bell_.load() == heard; ++spins) {
+                    if (spins < SPINS)
+                        pause();
+                    else if (num_awake_.load() > 0)
+                        std::this_thread::yield();
+                    else
+                        bell_.wait(heard);
+                }
                 heard = bell_.load();
                 if (index < num_wanted_.load()) work();
             }
@@ -87,8 +100,11 @@ class Pool {
     }
 
     int num_helpers_ = 0;
-    std::atomic<uint64_t> next_{CLOSED};
-    std::atomic<uint32_t> bell_{0}, num_items_{0}, num_open_{0};
+    std::atomic<int> num_awake_{0};
+    alignas(64) std::atomic<uint32_t> bell_{0};       // looked at by helpers without work
+    alignas(64) std::atomic<uint64_t> next_{CLOSED};  // claimed by all
+    alignas(64) std::atomic<uint32_t> num_open_{0};   // counted down by all
+    alignas(64) std::atomic<uint32_t> num_items_{0};  // written once a job
     std::atomic<int> num_wanted_{0};
     std::atomic<Function> function_{nullptr};
     std::atomic<void*> closure_{nullptr};
@@ -99,6 +115,14 @@ inline Pool& pool() {
     static Pool* pool = new Pool;
     return *pool;
 }
+
+// Keeps helpers from sleeping as long as it lives: for a run of jobs one soon after the other.
+struct Awake {
+    Awake() { pool().begin_awake(); }
+    ~Awake() { pool().end_awake(); }
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+};
 
 // Call `body(item)` for each item below `num_items`.
 template <typename Body>
