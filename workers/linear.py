@@ -50,12 +50,12 @@ class PackedLinear(nn.Module):
         # Not called `weight`: its order is nobody else's, and who looks for one should fail.
         self.packed, self.packed_bias = weight, bias
         self._kernels = kernels
-        self._out_dtype = out_dtype
-        self._activation = ACTIVATIONS[activation]
+        self.out_dtype = out_dtype
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        out = torch.empty((*x.shape[:-1], self.out_features), dtype=self._out_dtype)
-        self._kernels.linear(x.contiguous(), self.packed, self.packed_bias, out, self._activation)
+        out = torch.empty((*x.shape[:-1], self.out_features), dtype=self.out_dtype)
+        self._kernels.linear(x.contiguous(), self.packed, self.packed_bias, out, self.activation)
         return out
 
 
