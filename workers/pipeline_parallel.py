@@ -48,7 +48,7 @@ def keep_stage(model: Any, config: Any, place: Place) -> None:
             _keep_layers(module, stage_layers(len(module), place))
             is_before_layers = False
         elif is_before_layers and not place.is_first_stage:
-            setattr(backbone, name, _NoEmbedding())
+            setattr(backbone, name, NoEmbedding())
         elif not is_before_layers and not place.is_last_stage:
             setattr(backbone, name, nn.Identity())
 
@@ -68,17 +68,17 @@ def stage_layers(num_layers: int, place: Place) -> range:
 def _keep_layers(layers: nn.ModuleList, kept: range) -> None:
     for index in range(len(layers)):
         if index not in kept:
-            layers[index] = _PassThrough()
+            layers[index] = PassThrough()
 
 
-class _PassThrough(nn.Module):
+class PassThrough(nn.Module):
     """A layer of another stage."""
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         return hidden_states
 
 
-class _NoEmbedding(nn.Module):
+class NoEmbedding(nn.Module):
     """An embedding of the first stage: what it added is in the hidden states already."""
 
     def forward(self, ids: Tensor) -> Tensor:
