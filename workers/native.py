@@ -249,8 +249,8 @@ class Kernels:
 def load(cache_dir: Path, num_threads: int) -> Kernels | None:
     """Build the kernels if this machine has not yet, and load them. None, and one line in the log,
     where they cannot be had."""
-    if not _has_wide_vectors():
-        _give_up("this processor has no AVX-512")
+    if not _has_fast_vectors():
+        _give_up("this processor has no AVX2")
         return None
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     folder = cache_dir / "kernels" / _key()
@@ -300,16 +300,17 @@ def _processor() -> set[str]:
     return {line for line in lines if line.startswith(names)}
 
 
-def _has_wide_vectors() -> bool:
-    """The kernels compute on 64 bytes at a time. Compilers take that apart for narrower registers,
-    and then it is many times slower than torch (AVX2: 50 times, at 8 rows of 640)."""
-    return any("avx512f" in line.split() for line in _processor())
+def _has_fast_vectors() -> bool:
+    """Whether the kernels' plain code becomes fast code here. An x86 processor without fused
+    multiply-adds on eight floats is left to torch, which has nothing faster than that either."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return True
+    return any({"avx2", "fma"} <= set(line.split()) for line in _processor())
 
 
 def _give_up(reason: str) -> None:
     logger.warning(
-        "kernels not available (%s): torch computes instead, and a decode step takes about twice"
-        " as long",
+        "kernels not available (%s): torch computes instead, and a step takes several times as long",
         reason,
     )
 

@@ -20,5 +20,5 @@ def backend(num_threads: int = 2) -> NativeLinear:
     """Return the back end; skips the test where there cannot be one."""
     kernels = native.load(environment.read(os.environ).cache_dir, num_threads)
     if kernels is None:
-        pytest.skip("no C++ compiler, or no AVX-512: there are no kernels here")
+        pytest.skip("no C++ compiler, or no AVX2: there are no kernels here")
     return NativeLinear(kernels)

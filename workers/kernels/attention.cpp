@@ -40,7 +40,7 @@ void pack_keys(const Call& call, const Item& item, int64_t position, int64_t cou
     if (count < TILE) std::fill(packed, packed + TILE * size, 0);
     for (int64_t k = 0; k < count; ++k) {
         const bf16* key = call.key + call.slot(item.request, position + k, item.kv_head);
-        bf16* block = packed + k / LANES * LANES * size + k % LANES * 2;
+        bf16* block = packed + k / BLOCK * BLOCK * size + k % BLOCK * 2;
         for (int64_t d = 0; d < size / 2; ++d) memcpy(block + d * GROUP, key + 2 * d, 4);
     }
 }
@@ -58,7 +58,8 @@ void pack_values(
             Words pair{};
             if (rows[0]) pair |= __builtin_convertvector(load<Halves>(rows[0] + d), Words);
             if (rows[1]) pair |= __builtin_convertvector(load<Halves>(rows[1] + d), Words) << 16;
-            memcpy(packed + d * TILE + k / 2 * GROUP, &pair, sizeof pair);
+            bf16* block = packed + d / BLOCK * BLOCK * TILE;
+            memcpy(block + k / 2 * GROUP + d % BLOCK * 2, &pair, sizeof pair);
         }
     }
 }
@@ -114,8 +115,8 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
         pack_values(call, item, position, count, values);
         for (int64_t tile = 0; tile < num_rows; tile += ROWS) {
             with_rows(rows_of(tile), [&]<int R>() {
-                for (int64_t k = 0; k < TILE; k += 2 * LANES) {
-                    Floats found[R][2];
+                for (int64_t k = 0; k < TILE; k += 2 * BLOCK) {
+                    Floats found[R][2 * PARTS];
                     multiply<ARITHMETIC, R, 2>(
                         queries + tile * query_bytes, keys + k * size, size, found);
                     for (int r = 0; r < R; ++r)
@@ -131,18 +132,18 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
                     pack_weights<ARITHMETIC>(row, weights + tile * weight_bytes, r, R);
                 }
                 auto add = [&]<int B>(int64_t d) {
-                    Floats found[R][B];
+                    Floats found[R][B * PARTS];
                     multiply<ARITHMETIC, R, B>(
                         weights + tile * weight_bytes, values + d * TILE, TILE, found);
                     for (int r = 0; r < R; ++r)
-                        for (int b = 0; b < B; ++b) {
-                            float* to = sums + (tile + r) * size + d + b * LANES;
-                            Floats sum = load<Floats>(to) * factors[r] + found[r][b];
+                        for (int v = 0; v < B * PARTS; ++v) {
+                            float* to = sums + (tile + r) * size + d + v * LANES;
+                            Floats sum = load<Floats>(to) * factors[r] + found[r][v];
                             memcpy(to, &sum, sizeof sum);
                         }
                 };
                 int64_t d = 0;
-                for (; d + 2 * LANES <= size; d += 2 * LANES) add.template operator()<2>(d);
+                for (; d + 2 * BLOCK <= size; d += 2 * BLOCK) add.template operator()<2>(d);
                 if (d < size) add.template operator()<1>(d);
             });
         }

@@ -1,20 +1,26 @@
-// Vectors of 16 lanes and the bfloat16 that goes in and out of them, for all kernels of this folder.
+// Vectors and the bfloat16 that goes in and out of them, for all kernels of this folder.
 //
-// Written with the vector extensions of GCC and Clang: the compiler makes of a 64-byte vector one
-// AVX-512 register, two of AVX2 or four of NEON. Intrinsics appear only where an instruction has no
-// other spelling. Exported functions are plain C, called through ctypes (`native.py`).
+// Written with the vector extensions of GCC and Clang, for any processor: a vector is as wide as its
+// registers, for what is wider is taken apart badly. Intrinsics appear only where an instruction has
+// no other spelling. Exported functions are plain C, called through ctypes (`native.py`).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-using bf16 = uint16_t;  // the upper half of a float
-using Floats = float __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Words = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
-
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;  // NEON
+#endif
+
+using bf16 = uint16_t;  // the upper half of a float
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+using Words = uint32_t __attribute__((vector_size(4 * LANES)));
+using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
 
 template <typename To, typename From>
 static inline To bits(From from) {
@@ -58,15 +64,13 @@ static inline Floats round_bf16(Floats x) {
 
 template <typename Combine>
 static inline float reduce(Floats x, const Combine& combine) {
-    using Half = float __attribute__((vector_size(32)));
-    using Quarter = float __attribute__((vector_size(16)));
-    Half halves[2];
-    memcpy(halves, &x, sizeof x);
-    Half half = combine(halves[0], halves[1]);
-    Quarter quarters[2];
-    memcpy(quarters, &half, sizeof half);
-    Quarter quarter = combine(quarters[0], quarters[1]);
-    return combine(combine(quarter[0], quarter[2]), combine(quarter[1], quarter[3]));
+    using Four = float __attribute__((vector_size(16)));
+    Four parts[LANES / 4];
+    memcpy(parts, &x, sizeof x);
+    for (int half = LANES / 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) parts[i] = combine(parts[i], parts[i + half]);
+    const Four four = parts[0];
+    return combine(combine(four[0], four[2]), combine(four[1], four[3]));
 }
 
 static inline float sum(Floats x) {

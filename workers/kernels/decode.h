@@ -4,8 +4,8 @@
 // of its group: 2 · 2 · head_dim · group operations. For a group of 4 that is 4 operations a byte,
 // which a core manages at about the rate at which memory delivers, and only if nothing is wasted:
 //
-//     scores    up to 16 sums (4 heads x 4 keys) stay in registers over the whole head; then all 16
-//               are added up at once (`sum_each`)
+//     scores    up to 16 sums (4 heads x 4 keys) stay in registers over the whole head; then all of
+//               them are added up at once (`sum_each`)
 //     values    the sums of 4 heads x 64 columns stay in registers over a tile of keys
 //     pages     while scores are computed, the tile's values are fetched: pages lie anywhere, and the
 //               processor does not guess where the next one is
@@ -36,11 +36,11 @@ namespace {
 
 constexpr int FEW_KEYS = 32;      // a tile: its keys and values fit into the L1
 constexpr int64_t STRETCH = 512;  // keys
-constexpr int64_t COLUMNS = 32;   // of values, a unit of work: two vectors of sums
-#ifdef __AVX512F__
-constexpr int SUMS = 16;  // vectors of sums that fit into the registers
+constexpr int64_t COLUMNS = 2 * LANES;  // of values, a unit of work: two vectors of sums
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int MOST = 8;  // vectors of sums: of 16 registers
 #else
-constexpr int SUMS = 4;
+constexpr int MOST = 16;  // of 32
 #endif
 
 // The keys [first_key, end_key) of one token and the heads of one group.
@@ -85,25 +85,32 @@ struct Decodes {
     }
 };
 
-// The sum of each vector. A round adds the halves of each of two vectors and interleaves the results:
-// for 16 vectors 15 additions instead of 64.
-inline void sum_each(const Floats (&sums)[LANES], float* to) {
-    Floats v[LANES];
-    memcpy(v, sums, sizeof v);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) {
-            const Floats a = v[i], b = v[i + half];
-            v[i] = __builtin_shufflevector(
-                       a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) +
-                   __builtin_shufflevector(
-                       a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-    memcpy(to, v, sizeof v[0]);
+// The halves of each of two vectors added, and the results interleaved.
+inline Floats add_halves(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(
+               a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) +
+           __builtin_shufflevector(
+               a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11) +
+           __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
 }
 
+// The sum of each vector, LANES at a time: for 16 vectors 15 additions instead of 64.
 template <int N>
 inline void sum_each(const Floats (&sums)[N], float* to) {
-    for (int i = 0; i < N; ++i) to[i] = sum(sums[i]);
+    static_assert(N % LANES == 0);
+    for (int first = 0; first < N; first += LANES) {
+        Floats v[LANES];
+        memcpy(v, sums + first, sizeof v);
+        for (int half = LANES / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; ++i) v[i] = add_halves(v[i], v[i + half]);
+        memcpy(to + first, v, sizeof v[0]);
+    }
 }
 
 template <int ARITHMETIC>
@@ -182,9 +189,9 @@ struct KeyTile {
 template <int ARITHMETIC, int H>
 void score(const bf16* query, const KeyTile& tile, int64_t size, float* scores) {
     using Unit = ::Unit<ARITHMETIC>;
-    constexpr int K = SUMS / H;
+    constexpr int K = MOST / H;
     for (int64_t k = 0; k < tile.count; k += K) {
-        Floats sums[SUMS] = {};
+        Floats sums[MOST] = {};
         for (int j = 0; j < K; ++j)
             for (int64_t d = 0; d < size; d += 32) __builtin_prefetch(tile.values[k + j] + d);
         for (int64_t d = 0; d < size; d += Unit::STEP) {
@@ -196,7 +203,7 @@ void score(const bf16* query, const KeyTile& tile, int64_t size, float* scores) 
                     sums[h * K + j] = Unit::multiply_add(q[h], key, sums[h * K + j]);
             }
         }
-        float found[SUMS];
+        float found[MOST];
         sum_each(sums, found);
         for (int h = 0; h < H; ++h)
             memcpy(scores + h * FEW_KEYS + k, found + h * K, K * sizeof(float));
@@ -239,7 +246,7 @@ void attend_tile(
         factors[h] = soften<FEW_KEYS>(call, scores + h * FEW_KEYS, 0, tile.count, rows[h]);
     for (int i = 0; i < H * FEW_KEYS; i += LANES)
         Unit<ARITHMETIC>::weights(scores + i, weights + i);
-    constexpr int C = std::max(1, SUMS / H / 2);
+    constexpr int C = std::max(1, MOST / H / 2);
     int64_t d = 0;
     for (; d + C * COLUMNS <= padded; d += C * COLUMNS)
         add_values<ARITHMETIC, H, C>(weights, factors, tile, d, call.size, padded, sums);

@@ -32,7 +32,7 @@ struct Call {
     int activation;
     bool is_float;
 
-    int64_t num_blocks() const { return (num_outputs + LANES - 1) / LANES; }
+    int64_t num_blocks() const { return (num_outputs + BLOCK - 1) / BLOCK; }
     int64_t out_stride() const { return activation == NONE ? num_outputs : num_outputs / 2; }
 };
 
@@ -42,46 +42,48 @@ inline Floats activate(int activation, Floats x) {
     return x / (1.0f + exp(-y));
 }
 
-template <int R, int B>
-void finish(const Call& call, Floats (&sums)[R][B], int64_t row, int64_t block) {
-    for (int b = 0; b < B; ++b) {
-        const int64_t first = (block + b) * LANES;
-        if (call.bias)
-            for (int r = 0; r < R; ++r) sums[r][b] += load_bf16(call.bias + first);
+// gate · up, from two blocks. As torch would: each step is rounded to what a tensor can hold.
+void finish_gated(const Call& call, const Floats (&sums)[2 * PARTS], bf16* out) {
+    for (int p = 0; p < PARTS; ++p) {
+        const Floats gate = round_bf16(activate(call.activation, round_bf16(sums[p])));
+        store_bf16(out + p * LANES, gate * round_bf16(sums[PARTS + p]));
     }
+}
+
+template <int B>
+void finish_row(const Call& call, Floats (&sums)[B * PARTS], int64_t row, int64_t block) {
+    const int64_t first = block * BLOCK;
+    if (call.bias)
+        for (int v = 0; v < B * PARTS; ++v) sums[v] += load_bf16(call.bias + first + v * LANES);
+    const int64_t at = row * call.out_stride() + first;
+    const int64_t count = std::min<int64_t>(call.num_outputs - first, B * BLOCK);
     if (call.is_float) {
-        float* out = static_cast<float*>(call.out) + row * call.num_outputs + block * LANES;
-        const int64_t left = call.num_outputs - block * LANES;
-        for (int r = 0; r < R; ++r, out += call.num_outputs)
-            memcpy(out, sums[r], std::min<int64_t>(left, B * LANES) * sizeof(float));
+        memcpy(static_cast<float*>(call.out) + at, sums, count * sizeof(float));
         return;
     }
-    bf16* out = static_cast<bf16*>(call.out) + row * call.out_stride();
-    for (int r = 0; r < R; ++r, out += call.out_stride()) {
+    bf16 rounded[B * BLOCK];
+    for (int v = 0; v < B * PARTS; ++v) store_bf16(rounded + v * LANES, sums[v]);
+    memcpy(static_cast<bf16*>(call.out) + at, rounded, count * sizeof(bf16));
+}
+
+template <int R, int B>
+void finish(const Call& call, Floats (&sums)[R][B * PARTS], int64_t row, int64_t block) {
+    for (int r = 0; r < R; ++r) {
         if constexpr (B == 2) {
             if (call.activation != NONE) {
-                // As torch would: each step is rounded to what a tensor can hold.
-                Floats gate = round_bf16(activate(call.activation, round_bf16(sums[r][0])));
-                store_bf16(out + block / 2 * LANES, gate * round_bf16(sums[r][1]));
+                bf16* out = static_cast<bf16*>(call.out) + (row + r) * call.out_stride();
+                finish_gated(call, sums[r], out + block / 2 * BLOCK);
                 continue;
             }
         }
-        for (int b = 0; b < B; ++b) {
-            const int64_t first = (block + b) * LANES;
-            if (first + LANES <= call.num_outputs) {
-                store_bf16(out + first, sums[r][b]);
-            } else {
-                for (int64_t n = first; n < call.num_outputs; ++n)
-                    out[n] = to_bf16(sums[r][b][n - first]);
-            }
-        }
+        finish_row<B>(call, sums[r], row + r, block);
     }
 }
 
 template <int ARITHMETIC, int R, int B>
 void tile(const Call& call, int64_t row, int64_t block) {
-    const bf16* weight = call.weight + block * LANES * call.num_inputs;
-    Floats sums[R][B];
+    const bf16* weight = call.weight + block * BLOCK * call.num_inputs;
+    Floats sums[R][B * PARTS];
     multiply<ARITHMETIC, R, B>(
         static_cast<const char*>(call.x) + row * row_bytes<ARITHMETIC>(call.num_inputs), weight,
         call.num_inputs, sums);
@@ -154,12 +156,12 @@ int raywire_has_dot() {
 // Bring a weight `[num_outputs, num_inputs]` into the layout above, in place. The number of outputs
 // is a multiple of 16, that of inputs even.
 void raywire_pack(bf16* weight, int64_t num_outputs, int64_t num_inputs, int num_threads) {
-    raywire::parallel_for(num_outputs / LANES, num_threads, [&](int64_t n) {
-        bf16* block = weight + n * LANES * num_inputs;
-        auto* rows = static_cast<uint32_t*>(scratch(LANES * num_inputs * sizeof(bf16)));
-        memcpy(rows, block, LANES * num_inputs * sizeof(bf16));
+    raywire::parallel_for(num_outputs / BLOCK, num_threads, [&](int64_t n) {
+        bf16* block = weight + n * BLOCK * num_inputs;
+        auto* rows = static_cast<uint32_t*>(scratch(BLOCK * num_inputs * sizeof(bf16)));
+        memcpy(rows, block, BLOCK * num_inputs * sizeof(bf16));
         for (int64_t k = 0; k < num_inputs / 2; ++k)
-            for (int lane = 0; lane < LANES; ++lane)
+            for (int lane = 0; lane < BLOCK; ++lane)
                 memcpy(block + k * GROUP + 2 * lane, &rows[lane * num_inputs / 2 + k], 4);
     });
 }
@@ -185,7 +187,7 @@ void raywire_rows(
     const bf16* weight, const int64_t* ids, bf16* out, int64_t num_ids, int64_t num_inputs,
     int num_threads) {
     raywire::parallel_for(num_ids, num_ids > 16 ? num_threads : 1, [&](int64_t i) {
-        const bf16* block = weight + ids[i] / LANES * LANES * num_inputs + ids[i] % LANES * 2;
+        const bf16* block = weight + ids[i] / BLOCK * BLOCK * num_inputs + ids[i] % BLOCK * 2;
         for (int64_t k = 0; k < num_inputs / 2; ++k)
             memcpy(out + i * num_inputs + 2 * k, block + k * GROUP, 4);
     });

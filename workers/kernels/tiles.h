@@ -1,6 +1,7 @@
 // Small matrix products that stay in registers: some rows of x times 16 or 32 columns of a packed W.
 //
-// Layout of W. 16 outputs make a block, and a block is K/2 groups of 64 bytes:
+// Layout of W, the same on every processor. 16 outputs make a block, and a block is K/2 groups of 64
+// bytes, which are one vector or several parts:
 //
 //     group k/2:   W[n+0][k] W[n+0][k+1] | W[n+1][k] W[n+1][k+1] | … | W[n+15][k] W[n+15][k+1]
 //
@@ -27,22 +28,30 @@ namespace {
 
 enum Arithmetic { DOT = 0, FLOAT = 1 };
 
-#ifdef __AVX512F__
-constexpr int ROWS = 12;  // 24 of 32 registers are sums
+constexpr int BLOCK = 16;             // outputs
+constexpr int PARTS = BLOCK / LANES;  // vectors of sums, for a row and a block
+
+// So many rows that the sums of a tile fill the registers, beside the weights of a k and an element of
+// x: each weight that is loaded is used for ROWS rows, each element of x for 16 or 32 outputs.
+#if defined(__AVX512F__)
+constexpr int REGISTERS = 32, ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int REGISTERS = 16, ROWS = 6;
 #else
-constexpr int ROWS = 3;
+constexpr int REGISTERS = 32, ROWS = 6;
 #endif
-constexpr int64_t GROUP = 2 * LANES;   // elements of W
+constexpr int64_t GROUP = 2 * BLOCK;   // elements of W
 constexpr int64_t AHEAD = 48 * GROUP;  // how far ahead weights are fetched
 
+// out = x Wᵀ for R rows and B blocks, whose sums are all in registers. `out` has `stride` vectors a row.
 #ifdef __AVX512BF16__
 template <int R, int B>
 inline void dot_tile(
-    const uint32_t* x, const bf16* weight, int64_t num_inputs, Floats (&out)[R][B]) {
+    const uint32_t* x, const bf16* weight, int64_t num_inputs, Floats* out, int stride) {
     __m512 sums[R][B];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) sums[r][b] = _mm512_setzero_ps();
-    const int64_t block = LANES * num_inputs;
+    const int64_t block = BLOCK * num_inputs;
     for (int64_t k = 0; k < num_inputs / 2; ++k, x += R, weight += GROUP) {
         __m512bh w[B];
         for (int b = 0; b < B; ++b) {
@@ -54,42 +63,51 @@ inline void dot_tile(
             for (int b = 0; b < B; ++b) sums[r][b] = _mm512_dpbf16_ps(sums[r][b], pair, w[b]);
         }
     }
-    memcpy(out, sums, sizeof sums);
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) out[r * stride + b] = bits<Floats>(sums[r][b]);
 }
 #endif
 
 template <int R, int B>
 inline void float_tile(
-    const float* x, const bf16* weight, int64_t num_inputs, Floats (&out)[R][B]) {
-    Floats sums[R][B] = {};
-    const int64_t block = LANES * num_inputs;
+    const float* x, const bf16* weight, int64_t num_inputs, Floats* out, int stride) {
+    constexpr int V = B * PARTS;
+    Floats sums[R][V] = {}, w[V];
+    const int64_t block = BLOCK * num_inputs;
+    const auto from = [&](int v) { return weight + v / PARTS * block + v % PARTS * 2 * LANES; };
+    const auto add = [&](const float* x) {
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) sums[r][v] += x[r] * w[v];
+    };
     for (int64_t k = 0; k < num_inputs / 2; ++k, x += 2 * R, weight += GROUP) {
-        Floats even[B], odd[B];
-        for (int b = 0; b < B; ++b) {
-            Words w = load<Words>(weight + b * block);
-            __builtin_prefetch(weight + b * block + AHEAD);
-            even[b] = bits<Floats>(w << 16);
-            odd[b] = bits<Floats>(w & 0xffff0000u);
-        }
-        for (int r = 0; r < R; ++r)
-            for (int b = 0; b < B; ++b) sums[r][b] += x[r] * even[b];
-        for (int r = 0; r < R; ++r)
-            for (int b = 0; b < B; ++b) sums[r][b] += x[R + r] * odd[b];
+        for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * block + AHEAD);
+        for (int v = 0; v < V; ++v) w[v] = bits<Floats>(load<Words>(from(v)) << 16);
+        add(x);
+        // Load again: kept from above, the words would push sums out of the registers.
+        asm("" : "+r"(weight));
+        for (int v = 0; v < V; ++v) w[v] = bits<Floats>(load<Words>(from(v)) & 0xffff0000u);
+        add(x + R);
     }
-    memcpy(out, sums, sizeof sums);
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) out[r * stride + v] = sums[r][v];
 }
 
-// sums = x Wᵀ for R rows and B blocks, which are `LANES * num_inputs` elements apart.
+// sums = x Wᵀ for R rows and B blocks, which are `BLOCK * num_inputs` elements apart.
 template <int ARITHMETIC, int R, int B>
 inline void multiply(
-    const void* x, const bf16* weight, int64_t num_inputs, Floats (&sums)[R][B]) {
+    const void* x, const bf16* weight, int64_t num_inputs, Floats (&sums)[R][B * PARTS]) {
+    constexpr int AT_ONCE = (R + 1) * B * PARTS < REGISTERS ? B : 1;
+    for (int b = 0; b < B; b += AT_ONCE, weight += AT_ONCE * BLOCK * num_inputs) {
+        Floats* out = &sums[0][b * PARTS];
 #ifdef __AVX512BF16__
-    if constexpr (ARITHMETIC == DOT) {
-        dot_tile<R, B>(static_cast<const uint32_t*>(x), weight, num_inputs, sums);
-        return;
-    }
+        if constexpr (ARITHMETIC == DOT) {
+            dot_tile<R, AT_ONCE>(
+                static_cast<const uint32_t*>(x), weight, num_inputs, out, B * PARTS);
+            continue;
+        }
 #endif
-    float_tile<R, B>(static_cast<const float*>(x), weight, num_inputs, sums);
+        float_tile<R, AT_ONCE>(static_cast<const float*>(x), weight, num_inputs, out, B * PARTS);
+    }
 }
 
 // Call `body.operator()<R>()` with R = num_rows, at most ROWS.
