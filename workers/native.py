@@ -310,7 +310,8 @@ def _has_fast_vectors() -> bool:
 
 def _give_up(reason: str) -> None:
     logger.warning(
-        "kernels not available (%s): torch computes instead, and a step takes several times as long",
+        "kernels not available (%s): torch computes instead, and a step takes several times as"
+        " long",
         reason,
     )
 
