@@ -162,7 +162,7 @@ async def _collect(batches: AsyncIterator[Batch], num_choices: int) -> list[Part
     return parts
 
 
-def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
 
 

@@ -1,55 +1,39 @@
-"""Builds the application: routes, errors in OpenAI's shape, and the edge around them."""
+"""The application: routes, errors in OpenAI's shape, and the edge around them."""
 
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors
 from api.edge import Edge
 from api.routes import chat, completions, health, metrics, models
+from api.routing import Routes
 from api.service import Service
 from engine.errors import RaywireError
 
 
 def build(service: Service) -> ASGIApp:
     """The whole HTTP surface of one API server."""
-    app = FastAPI(
-        title="raywire",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        exception_handlers={
-            RaywireError: _on_our_error,
-            HTTPException: _on_routing_error,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_unforeseen_error,
-        },
-    )
-    for part in (chat, completions, models, health, metrics):
-        app.include_router(part.router(service))
-    return Edge(app, service)
+    parts = (chat, completions, models, health, metrics)
+    return Edge(_Application(Routes(r for part in parts for r in part.routes(service))), service)
 
 
-async def _on_our_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RaywireError)
-    return errors.error_response(errors.describe(error))
+class _Application:
+    """Awaits the response of a request's endpoint and sends it. An error before its first byte is a
+    response too; what happens later is the response's own affair."""
 
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
 
-async def _on_routing_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return errors.error_response(
-        errors.routing_failure(
-            error.status_code, request.url.path, request.method, dict(error.headers or {})
-        )
-    )
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _on_unforeseen_error(request: Request, error: Exception) -> Response:
-    # The error goes on to uvicorn, which logs its traceback.
-    return errors.error_response(errors.internal_failure())
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            endpoint = self._routes.find(scope["method"], scope["path"])
+            response = await endpoint(Request(scope, receive))
+        except RaywireError as error:
+            response = errors.error_response(errors.describe(error))
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:
+            await errors.error_response(errors.internal_failure())(scope, receive, send)
+            raise  # to uvicorn, which logs its traceback
+        await response(scope, receive, send)

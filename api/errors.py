@@ -7,8 +7,6 @@ Used by routes, the edge and server-sent events. What clients see comes from the
 never a path, an address or a traceback.
 """
 
-from http import HTTPStatus
-
 import msgspec
 from starlette.responses import Response
 
@@ -109,16 +107,6 @@ def server_failure(
 def internal_failure() -> Failure:
     """Ours, and nobody foresaw it: the traceback is in the log."""
     return server_failure(500, "the server failed to answer this request", "internal_error")
-
-
-def routing_failure(status: int, path: str, method: str, headers: dict[str, str]) -> Failure:
-    """No such route, or not with this method."""
-    if status == HTTPStatus.NOT_FOUND:
-        return request_failure(status, f"no route {path[:200]}", code="not_found")
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{method} is not allowed here"
-        return request_failure(status, message, code="method_not_allowed", headers=headers)
-    return request_failure(status, HTTPStatus(status).phrase, headers=headers)
 
 
 def error_response(failure: Failure) -> Response:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api import answer, body, logprobs, prompts, sse
 from api.generate import Batch, Generation, Prompt
@@ -22,15 +23,13 @@ from api.protocol import (
     ChatLogprobs,
     ChatMessage,
 )
+from api.routing import Route
 from api.service import LoadedModel, Service
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 
 
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.post("/v1/chat/completions", response_model=None)
+def routes(service: Service) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
@@ -38,7 +37,7 @@ def router(service: Service) -> APIRouter:
         job = _check(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
-    return routes
+    return [Route(("POST",), "/v1/chat/completions", create_chat_completion)]
 
 
 def _check(

@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api import answer, body, prompts, sse
 from api.generate import Batch, Generation, Prompt
@@ -23,16 +24,14 @@ from api.protocol import (
     PromptLogprobs,
     Usage,
 )
+from api.routing import Route
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
 
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.post("/v1/completions", response_model=None)
+def routes(service: Service) -> list[Route]:
     async def create_completion(request: Request) -> Response:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
@@ -42,7 +41,7 @@ def router(service: Service) -> APIRouter:
         job = _check(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
-    return routes
+    return [Route(("POST",), "/v1/completions", create_completion)]
 
 
 def _check(

@@ -9,31 +9,32 @@ All three look at what is known already, so they are as quick under load as with
 asked. That it still works is known from its heartbeats.
 """
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api import errors
 from api.edge import STARTING_RETRY_AFTER_S
+from api.routing import Route
 from api.service import Service, State
 
-_METHODS = ["GET", "HEAD"]
+_METHODS = ("GET", "HEAD")
 
 
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.api_route("/live", methods=_METHODS)
+def routes(service: Service) -> list[Route]:
     async def live(request: Request) -> Response:
         return _answer(service.state, bad=("hung", "dead"))
 
-    @routes.api_route("/ready", methods=_METHODS)
     async def ready(request: Request) -> Response:
         return _answer(service.state, bad=("starting", "draining", "hung", "dead"))
 
-    @routes.api_route("/health", methods=_METHODS)
     async def health(request: Request) -> Response:
         return _answer(service.state, bad=("starting", "hung", "dead"))
 
-    return routes
+    return [
+        Route(_METHODS, "/live", live),
+        Route(_METHODS, "/ready", ready),
+        Route(_METHODS, "/health", health),
+    ]
 
 
 def _answer(state: State, bad: tuple[State, ...]) -> Response:

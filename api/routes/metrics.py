@@ -1,16 +1,15 @@
 """GET /metrics: what Prometheus scrapes."""
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api.metrics import CONTENT_TYPE
+from api.routing import Route
 from api.service import Service
 
 
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.api_route("/metrics", methods=["GET", "HEAD"])
+def routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(await service.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
-    return routes
+    return [Route(("GET", "HEAD"), "/metrics", metrics)]

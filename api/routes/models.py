@@ -1,34 +1,38 @@
 """GET /v1/models, /v1/models/{id} and /version: who we are."""
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 import engine
 from api import answer
 from api.protocol import ModelCard, ModelList
+from api.routing import Route
 from api.service import Service
 
-_METHODS = ["GET", "HEAD"]
+_METHODS = ("GET", "HEAD")
+_ONE_MODEL = "/v1/models/"
+"""And its name, which may hold slashes."""
 
 
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.api_route("/v1/models", methods=_METHODS, response_model=None)
-    async def list_models() -> Response:
+def routes(service: Service) -> list[Route]:
+    async def list_models(request: Request) -> Response:
         return answer.json_response(
             ModelList([_card(service, name) for name in service.config.served_model_names])
         )
 
-    @routes.api_route("/v1/models/{name:path}", methods=_METHODS, response_model=None)
-    async def retrieve_model(name: str) -> Response:
+    async def retrieve_model(request: Request) -> Response:
+        name = request.scope["path"].removeprefix(_ONE_MODEL)
         service.check_model_name(name)
         return answer.json_response(_card(service, name))
 
-    @routes.api_route("/version", methods=_METHODS, response_model=None)
-    async def version() -> dict[str, str]:
-        return {"version": engine.__version__}
+    async def version(request: Request) -> Response:
+        return answer.json_response({"version": engine.__version__})
 
-    return routes
+    return [
+        Route(_METHODS, "/v1/models", list_models),
+        Route(_METHODS, _ONE_MODEL, retrieve_model),
+        Route(_METHODS, "/version", version),
+    ]
 
 
 def _card(service: Service, name: str) -> ModelCard:
