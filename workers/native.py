@@ -44,6 +44,8 @@ _SIGNATURES = {
     "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
     "raywire_write_kv": (c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_int64),
     "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
+    "raywire_layers_memory": (c_void_p,),
+    "raywire_layers": (*[c_void_p] * 4, c_int, c_int),
 }
 
 
@@ -66,6 +68,9 @@ class Kernels:
         self._norm_and_rotate = library.raywire_norm_and_rotate
         self._write_kv = library.raywire_write_kv
         self._attention = library.raywire_attention
+        self._layers = library.raywire_layers
+        self._layers_memory = library.raywire_layers_memory
+        self._layers_memory.restype = c_int64
         self._num_threads = num_threads
         self._has_dot = bool(library.raywire_has_dot())
         self._arithmetic = self._faster_arithmetic()
@@ -229,6 +234,20 @@ class Kernels:
             *(len(layout.seq_lens), num_heads, num_kv_heads, head_dim, query_THD.stride(0)),
             *(block_size, layout.block_table.stride(0), call.window or 0),
             *(call.scale, call.softcap or 0.0, self._arithmetic, self._num_threads),
+        )
+
+    def layers_memory(self, stack: ctypes.Structure) -> int:
+        """Return how many elements of memory `layers` wants for each token."""
+        return int(self._layers_memory(ctypes.byref(stack)))
+
+    def layers(
+        self, stack: ctypes.Structure, step: ctypes.Structure, states: Tensor, memory: Tensor
+    ) -> None:
+        """Run a stack of decoder layers (`layer_stack.py`) over states `[tokens, hidden]`, in
+        place."""
+        self._layers(
+            *(ctypes.byref(stack), ctypes.byref(step), states.data_ptr(), memory.data_ptr()),
+            *(self._arithmetic, self._num_threads),
         )
 
     def _faster_arithmetic(self) -> int:

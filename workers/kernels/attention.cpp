@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "bf16.h"
 #include "decode.h"
+#include "exports.h"
 #include "threads.h"
 #include "tiles.h"
 

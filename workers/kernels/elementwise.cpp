@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "bf16.h"
+#include "exports.h"
 #include "threads.h"
 
 namespace {

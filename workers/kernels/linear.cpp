@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "bf16.h"
+#include "exports.h"
 #include "threads.h"
 #include "tiles.h"
 

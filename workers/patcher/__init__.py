@@ -11,6 +11,7 @@ of here gets what fits it, and is right in any case.
     attention   query, key and value in one; their norms and rotary embedding in another
     layer       sums and the norms beside them in one
     the rest    every other linear layer packed; a tied embedding reads the packed head
+    backbone    all layers in one call
 
 Agreement is judged column by column: relative to the largest output of all, a wrong formula can
 hide behind a few large columns.
@@ -28,6 +29,7 @@ from torch import nn
 
 from workers.linear import NativeLinear
 from workers.patcher.attention import FusedAttention, replace_attention
+from workers.patcher.backbone import FusedBackbone, replace_backbone
 from workers.patcher.layer import FusedLayer, replace_layer
 from workers.patcher.mlp import GatedMLP, replace_mlp
 from workers.patcher.norm import replace_norm
@@ -35,7 +37,7 @@ from workers.patcher.parts import exchange
 from workers.patcher.probe import PROBE_ERRORS, Differs, agree
 from workers.patcher.single_layers import pack_linear, patch_tied_embedding
 
-__all__ = ["FusedAttention", "FusedLayer", "GatedMLP", "agree", "patch"]
+__all__ = ["FusedAttention", "FusedBackbone", "FusedLayer", "GatedMLP", "agree", "patch"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +47,28 @@ def patch(model: Any, backend: NativeLinear) -> None:
     """Replace what can be replaced in a loaded model, in place. Weights are used up as they are
     packed: the model needs no more memory afterwards."""
     done: Counter[str] = Counter()
-    for kind, rule in _RULES.items():
-        for name, module in list(model.named_modules()):
-            if (found := _try(kind, name, module, rule, backend)) is not None:
-                exchange(model, name, found)
-                done[kind] += 1
+    _apply(_RULES, model, backend, done)
     done["tied embedding"] += patch_tied_embedding(model, backend)
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and (packed := pack_linear(name, module, backend)) is not None:
             exchange(model, name, packed)
             done["linear"] += 1
+    _apply({"backbone": replace_backbone}, model, backend, done)
     _return_freed_memory()
     logger.info("modules replaced %s", " ".join(f"{k.replace(' ', '_')}={done[k]}" for k in done))
 
 
 Rule = Callable[[nn.Module, NativeLinear], nn.Module | None]
+
+
+def _apply(
+    rules: dict[str, Rule], model: nn.Module, backend: NativeLinear, done: Counter[str]
+) -> None:
+    for kind, rule in rules.items():
+        for name, module in list(model.named_modules()):
+            if (found := _try(kind, name, module, rule, backend)) is not None:
+                exchange(model, name, found)
+                done[kind] += 1
 
 
 def _try(

@@ -42,11 +42,11 @@ class FusedAttention(nn.Module):
         self.qkv_proj, self.o_proj = qkv, out
         self._kernels = kernels
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self._num_heads = qkv.out_features // head_dim - 2 * num_kv_heads
-        self.layer_idx, self._call = layer_idx, call
-        self._factors = (norms[0].factors, norms[1].factors) if norms else None
-        self._eps = norms[0].eps if norms else 0.0
-        self._rounds_first = norms[0].rounds_first if norms else False
+        self.num_heads = qkv.out_features // head_dim - 2 * num_kv_heads
+        self.layer_idx, self.call = layer_idx, call
+        self.factors = (norms[0].factors, norms[1].factors) if norms else None
+        self.eps = norms[0].eps if norms else 0.0
+        self.rounds_first = norms[0].rounds_first if norms else False
 
     def forward(
         self,
@@ -60,16 +60,16 @@ class FusedAttention(nn.Module):
         qkv_THD = self.qkv_proj(hidden_states)[0].view(hidden_states.shape[1], -1, self.head_dim)
         cos, sin = (x[0].contiguous() for x in position_embeddings)
         self._kernels.norm_and_rotate(
-            *(qkv_THD, self._factors, (cos, sin), self.num_kv_heads),
-            *(self._eps, self._rounds_first),
+            *(qkv_THD, self.factors, (cos, sin), self.num_kv_heads),
+            *(self.eps, self.rounds_first),
         )
         query_THD, key_TKD, value_TKD = qkv_THD.split(
-            [self._num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
+            [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
         )
         context = current()
         kv = context.kv_cache[self.layer_idx]
         self._kernels.write_kv(kv, key_TKD, value_TKD, context.layout.slot_mapping)
-        out_THD = context.backend.forward(self._call, query_THD, kv)
+        out_THD = context.backend.forward(self.call, query_THD, kv)
         return self.o_proj(out_THD.flatten(1)[None]), None
 
 

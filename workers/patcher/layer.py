@@ -33,8 +33,8 @@ class FusedLayer(nn.Module):
         super().__init__()
         self.self_attn, self.mlp, self.input_layernorm = attention, mlp, norms[0]
         self._kernels = kernels
-        self._factors = [None if norm is None else norm.factors for norm in norms[1:]]
-        self._eps, self._rounds_first = norms[0].eps, norms[0].rounds_first
+        self.factors = [None if norm is None else norm.factors for norm in norms[1:]]
+        self.eps, self.rounds_first = norms[0].eps, norms[0].rounds_first
 
     def forward(
         self,
@@ -44,8 +44,8 @@ class FusedLayer(nn.Module):
         **unused: object,
     ) -> Tensor:
         """transformers' interface; `[1, T, hidden]` in and out."""
-        post_attention, pre_mlp, post_mlp = self._factors
-        how = self._eps, self._rounds_first
+        post_attention, pre_mlp, post_mlp = self.factors
+        how = self.eps, self.rounds_first
         x, _ = self.self_attn(
             self.input_layernorm(hidden_states), position_embeddings, attention_mask
         )
