@@ -1,26 +1,26 @@
 """The ring of wire 2: messages in shared memory from one writer to 1 to 16 readers, without a lock.
 
-    +---------+---------+-----+-----------+--------+--------+-----+----------+--------+
-    | chunk 0 | chunk 1 |  …  | chunk n-1 | meta 0 | meta 1 |  …  | meta n-1 | closed |
-    +---------+---------+-----+-----------+--------+--------+-----+----------+--------+
-       n × chunk_bytes                       n × (1 + readers) bytes           1 byte
+    +---------+-----+-----------+--------+-----+----------+--------+--------------+
+    | chunk 0 |  …  | chunk n-1 | meta 0 |  …  | meta n-1 | closed | writer waits |
+    +---------+-----+-----------+--------+-----+----------+--------+--------------+
+       n × chunk_bytes             n × (1 + readers) bytes   a byte each
 
     meta  = | written | reader 0 | reader 1 | … |     a byte a flag, 0 or 1
     chunk = | sequence u64 | frames u32 | bytes u32 | length u32, … | frame 0 | frame 1 | … |
              sequence: of the message, from 0. bytes: of all of it. Frames start at multiples of 16.
              frames = 0: the message is too large for a chunk and comes through the side channel.
 
-Every reader gets every message, in order. The writer alone writes chunks, `written` and `closed`; a
-reader sets its own flag and writes nothing else, and the writer resets it only while `written` is
-0, when no reader touches it. So no byte is ever changed by two processes at once, and no lock is
-needed, whose owner might die:
+Every reader gets every message, in order. The writer alone writes chunks, `written` and the last
+two bytes; a reader sets its own flag and writes nothing else, and the writer resets it only while
+`written` is 0, when no reader touches it. So no byte is ever changed by two processes at once, and
+no lock is needed, whose owner might die:
 
     writer                                        reader i
     wait until written = 0 or all readers = 1     wait until reader i = 0
     written = 0            clear                  and then   written = 1
     chunk = the message    write                  copy the message out of the chunk
     all readers = 0        reset the readers      reader i = 1
-    written = 1            publish                ring the writer's bell
+    written = 1            publish                if the writer waits: ring its bell
     ring the readers' bells
 
 A chunk is used again once *all* have read it. The writer thus gets at most n messages ahead of its
@@ -35,12 +35,16 @@ x86-64 keeps the order: stores become visible in program order, and loads are no
 so large that they stream past the caches end with a fence of their own). aarch64 does not, so there
 is a fence between the steps, on every CPU, for 0.1 us each. Only clear and write have none between
 them: until the reset every reader's own flag, or in the first round `written`, keeps it away from
-the chunk. Only x86-64 is proved by running it; for aarch64 we have the argument at `_Fence`.
+the chunk. Only x86-64 is proved by running it; for aarch64 we have the argument at `_make_fence`.
 
 Waiting. Nobody spins. Whoever cannot go on is parked on a bell (`wakeup`), which lies outside the
 memory, together with the sentinels of its counterparts: a death ends the wait at once, and every
 wait has a deadline. The words are those of pipes: EOFError when the writer has closed or died,
-BrokenPipeError when a reader has died, TimeoutError.
+BrokenPipeError when a reader has died, TimeoutError. Readers park between messages, so they are
+always rung. The writer hardly ever does, so it says when: it sets `writer waits`, and only then
+looks once more and parks. A reader sets its flag before it looks whether the writer waits. Each
+stores before it loads, with a fence between, so one of the two sees the other, and no wake-up is
+lost.
 
 Frames are copied out and the chunk is released before anybody looks at them, so what a message is
 decoded to may live as long as it likes and a slow step does not hold a chunk. That is one copy on
@@ -56,7 +60,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.codec import Buffer
@@ -95,13 +99,22 @@ class Layout:
         """The readers' flags follow, a byte each."""
         return self.num_chunks * self.chunk_bytes + index * (1 + self.num_readers)
 
+    def places(self) -> list[tuple[int, int]]:
+        """Of each chunk: where it is, and its flags. Worked out once, not for every message."""
+        return [(self.chunk_at(index), self.written_at(index)) for index in range(self.num_chunks)]
+
     @property
     def closed_at(self) -> int:
         return self.written_at(self.num_chunks)
 
     @property
-    def num_bytes(self) -> int:
+    def waits_at(self) -> int:
+        """Of the writer."""
         return self.closed_at + 1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.waits_at + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +183,10 @@ class RingWriter:
         self._readers = readers
         self._side_channels = side_channels
         self._warning_interval_s = warning_interval_s
+        self._places = ring.layout.places()
+        self._waits_at = ring.layout.waits_at
         self._labels = [""] * ring.layout.num_chunks
-        self._fence = _Fence()
+        self._fence = _make_fence()
         self._none_read = bytes(ring.layout.num_readers)
         self._all_read = b"\x01" * ring.layout.num_readers
         sentinels = [peer.sentinel for peer in readers if peer.sentinel is not None]
@@ -208,26 +223,27 @@ class RingWriter:
                     self._holdup(),
                 )
                 warn_after_s += self._warning_interval_s
-            if self._waiter.wait(min(timeout_s, warn_after_s) - waited_s) and not self._has_room():
+            if self._park(min(timeout_s, warn_after_s) - waited_s) and not self._has_room():
                 raise BrokenPipeError(f"no free chunk for {label}, and a reader has ended")
 
     def try_write(self, frames: Sequence[Buffer], label: str = "") -> bool:
         """Write a message if there is room for it now."""
         if not self._has_room():
             return False
-        index = self.num_written % self._layout.num_chunks
-        chunk, written = self._layout.chunk_at(index), self._layout.written_at(index)
-        first_reader, end = written + 1, written + 1 + self._layout.num_readers
-        parts = self._arrange(frames)
+        index = self.num_written % len(self._places)
+        chunk, written = self._places[index]
+        memory, fence = self._bytes, self._fence
+        head, places = self._arrange(frames)
 
-        self._fence()
-        self._bytes[written] = 0  # clear
-        for offset, part in parts:  # write
-            self._bytes[chunk + offset : chunk + offset + len(part)] = part
-        self._fence()
-        self._bytes[first_reader:end] = self._none_read  # reset the readers
-        self._fence()
-        self._bytes[written] = 1  # publish
+        fence()
+        memory[written] = 0  # clear
+        memory[chunk : chunk + len(head)] = head  # write
+        for (start, end), frame in zip(places, frames, strict=bool(places)):
+            memory[chunk + start : chunk + end] = frame
+        fence()
+        memory[written + 1 : written + 1 + len(self._none_read)] = self._none_read  # reset
+        fence()
+        memory[written] = 1  # publish
 
         self._labels[index] = label
         self.num_written += 1
@@ -265,22 +281,33 @@ class RingWriter:
         for bell in self._reader_bells:
             bell.ring()
 
+    def _park(self, timeout_s: float) -> bool:
+        """Wait until a reader has read something, and return whether one has ended."""
+        self._bytes[self._waits_at] = 1
+        self._fence()
+        try:
+            return not self._has_room() and self._waiter.wait(timeout_s)
+        finally:
+            self._bytes[self._waits_at] = 0
+
     def _has_room(self) -> bool:
-        written = self._layout.written_at(self.num_written % self._layout.num_chunks)
-        flags = self._bytes[written + 1 : written + 1 + self._layout.num_readers]
+        _, written = self._places[self.num_written % len(self._places)]
+        flags = self._bytes[written + 1 : written + 1 + len(self._all_read)]
         return flags == self._all_read or self._bytes[written] == 0
 
-    def _arrange(self, frames: Sequence[Buffer]) -> list[tuple[int, Buffer]]:
-        """Return what goes into the chunk and where; what does not fit goes out by the side."""
+    def _arrange(self, frames: Sequence[Buffer]) -> tuple[bytes, list[tuple[int, int]]]:
+        """Return the head of the chunk and where the frames go in it. What does not fit goes out by
+        the side, and has no place."""
         assert frames, "a message has a body"
         lengths = [len(frame) for frame in frames]
-        offsets, num_bytes = _place(lengths)
+        places = _place(lengths)
+        num_bytes = places[-1][1]
         if num_bytes > self._layout.chunk_bytes:
             # Sent before it is announced: whoever reads the announcement need not wait for long.
             SideChannel.send_to_all(self._side_channels, self.num_written, frames)
-            return [(0, _HEADER.pack(self.num_written, _IN_SIDE_CHANNEL, _HEADER.size))]
+            return _HEADER.pack(self.num_written, _IN_SIDE_CHANNEL, _HEADER.size), []
         head = _head(len(frames)).pack(self.num_written, len(frames), num_bytes, *lengths)
-        return [(0, head), *zip(offsets, frames, strict=True)]
+        return head, places
 
 
 class RingReader:
@@ -300,12 +327,14 @@ class RingReader:
         """Messages so far, and so the sequence of the next one."""
         self._layout = ring.layout
         self._closed_at = ring.layout.closed_at
+        self._writer_waits_at = ring.layout.waits_at
+        self._places = ring.layout.places()
         self._bytes = ring.memory.bytes
         self._index = index
         self._writer = writer
         self._writer_bell = ring.writer_bell
         self._side_channel = side_channel
-        self._fence = _Fence()
+        self._fence = _make_fence()
         sentinels = [] if writer.sentinel is None else [writer.sentinel]
         self._waiter = Waiter([ring.reader_bells[index]], sentinels)
 
@@ -319,35 +348,36 @@ class RingReader:
         """
         deadline = time.monotonic() + timeout_s
         has_ended = False
-        while True:
-            # Before the look: what was written before the end is still read.
-            has_ended = has_ended or self._is_closed()
-            if (frames := self.try_read()) is not None:
-                return frames
+        while (frames := self.try_read()) is None:
             if has_ended:
                 raise EOFError(f"{self._writer.name} writes no more")
+            if has_ended := self._is_closed():
+                continue  # one more look: what was written before the end is still read
             if (patience_s := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(f"nothing from {self._writer.name} in {timeout_s:.0f} s")
             has_ended = self._waiter.wait(patience_s)
+        return frames
 
     def try_read(self) -> Sequence[Buffer] | None:
         """Return the next message's frames if it is there."""
-        index = self.num_read % self._layout.num_chunks
-        written = self._layout.written_at(index)
+        chunk, written = self._places[self.num_read % len(self._places)]
         own = written + 1 + self._index
-        if self._bytes[own] == 1:
+        memory, fence = self._bytes, self._fence
+        if memory[own] == 1:
             return None
-        self._fence()
-        if self._bytes[written] != 1:
+        fence()
+        if memory[written] != 1:
             return None
-        self._fence()
+        fence()
         try:
-            return self._take(self._layout.chunk_at(index))
+            return self._take(chunk)
         finally:  # also of a broken message: a reader that fails does not hold up the others
-            self._fence()
-            self._bytes[own] = 1
+            fence()
+            memory[own] = 1
             self.num_read += 1
-            self._writer_bell.ring()
+            fence()
+            if memory[self._writer_waits_at] != 0:
+                self._writer_bell.ring()
 
     def _is_closed(self) -> bool:
         is_closed = self._bytes[self._closed_at] == 1
@@ -374,31 +404,30 @@ def _head(num_frames: int) -> struct.Struct:
     return struct.Struct(f"{_HEADER.format}{num_frames}I")
 
 
-def _place(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Return the offsets of frames in their message, and its end."""
-    offsets = []
+def _place(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where each frame begins and ends in its message, which ends with the last of them."""
+    places = []
     end = _HEADER.size + 4 * len(lengths)
     for length in lengths:
         start = (end + _ALIGNMENT - 1) & -_ALIGNMENT
-        offsets.append(start)
         end = start + length
-    return offsets, end
+        places.append((start, end))
+    return places
 
 
 def _split(message: bytes, num_frames: int) -> list[Buffer]:
     """Return a message's frames, as views of it."""
     if num_frames > (len(message) - _HEADER.size) // 4:
         raise WireError(f"{num_frames} frames in {len(message)} bytes")
-    _, _, _, *lengths = _head(num_frames).unpack_from(message)
-    offsets, end = _place(lengths)
-    if end != len(message):
+    places = _place(_head(num_frames).unpack_from(message)[3:])
+    if (end := places[-1][1]) != len(message):
         raise WireError(f"frames of {end} bytes in a message of {len(message)}")
     view = memoryview(message)
-    return [view[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+    return [view[start:end] for start, end in places]
 
 
-class _Fence:
-    """Orders memory: what stands before the call takes effect before what stands after it.
+def _make_fence() -> Callable[[], None]:
+    """Return what orders memory: what stands before its call takes effect before what follows it.
 
     Python has no fence, but its locks have half of one each way: releasing orders what was before,
     acquiring what comes after, and a release followed by an acquire is ordered itself (on aarch64,
@@ -406,12 +435,12 @@ class _Fence:
     for a fence, let go and taken again: nobody else wants it. The usual acquire and then release
     would be no fence, since both neighbours may move in between.
     """
+    lock = threading.Lock()
+    release, acquire = lock.release, lock.acquire
+    acquire()
 
-    def __init__(self) -> None:
-        lock = threading.Lock()
-        lock.acquire()
-        self._release, self._acquire = lock.release, lock.acquire
+    def fence() -> None:
+        release()
+        acquire()
 
-    def __call__(self) -> None:
-        self._release()
-        self._acquire()
+    return fence

@@ -10,7 +10,6 @@ here needs to look up now and then to see whether its counterpart still lives. O
 equally long with either (20 us, measured on two cores).
 """
 
-import contextlib
 import math
 import os
 import select
@@ -32,8 +31,10 @@ class Bell(Descriptor):
     def clear(self) -> None:
         """Forget the rings so far. Look at the memory after this, not before: a change made after
         the look rings again."""
-        with contextlib.suppress(BlockingIOError):  # it has not rung
+        try:  # noqa: SIM105 - each message comes this way, and `suppress` is half of the cost
             os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass  # it has not rung
 
 
 class Waiter:

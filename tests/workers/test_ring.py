@@ -5,9 +5,13 @@ import contextlib
 import logging
 import os
 import pickle
+import re
+import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -113,11 +117,11 @@ def test_any_interleaving_behaves_like_a_bounded_list(
 
 
 def test_chunks_come_first_and_then_a_byte_for_each_flag() -> None:
-    """The layout is the drawn one: chunks, then `written` and the readers' flags of each."""
+    """The layout is the drawn one: chunks, `written` and the flags of each, and the end."""
     layout = Layout(num_chunks=3, chunk_bytes=64, num_readers=2)
     assert [layout.chunk_at(i) for i in range(3)] == [0, 64, 128]
     assert [layout.written_at(i) for i in range(3)] == [192, 195, 198]
-    assert (layout.closed_at, layout.num_bytes) == (201, 202)
+    assert (layout.closed_at, layout.waits_at, layout.num_bytes) == (201, 202, 203)
 
     with open_ring(num_chunks=3, chunk_bytes=64, num_readers=2) as (ring, writer, (_, second)):
         writer.try_write([b"a"])
@@ -305,7 +309,7 @@ def test_full_ring_is_reported_with_rank_and_call(caplog: pytest.LogCaptureFixtu
         with pytest.raises(TimeoutError, match=f"no free chunk for profile in 0 s: {holdup}"):
             writer.write([b""], "profile", timeout_s=0.18)
     lines = [record.message for record in caplog.records]
-    assert len(lines) == 3
+    assert 1 <= len(lines) <= 3  # fewer where this process was kept waiting
     for line in lines:
         assert line.startswith("No available shared memory broadcast block found")
         assert line.endswith(holdup)
@@ -335,6 +339,62 @@ def test_parked_reader_uses_no_cpu() -> None:
         with pytest.raises(TimeoutError):
             reader.read(timeout_s=0.3)
         assert time.thread_time() - began_s < 0.01
+
+
+def test_parked_reader_sleeps_once_however_long_it_waits() -> None:
+    """It looks at nothing by a timer: the kernel switches away from it once, or there would be many
+    wake-ups for each message."""
+
+    def num_sleeps() -> int:
+        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M)[0])
+
+    with open_ring(num_chunks=1) as (_, _, (reader,)):
+        before = num_sleeps()
+        with pytest.raises(TimeoutError):
+            reader.read(timeout_s=0.3)
+        assert num_sleeps() - before <= 3
+
+
+def test_a_message_rings_each_reader_once_and_the_writer_only_if_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each ring is a call into the kernel, and may wake somebody for nothing."""
+    rung: list[Bell] = []
+    with open_ring(num_chunks=1, num_readers=2) as (ring, writer, readers):
+        monkeypatch.setattr(Bell, "ring", lambda bell: rung.append(bell))
+        writer.try_write([b"first"])
+        assert rung == list(ring.reader_bells)
+        for reader in readers:
+            reader.try_read()
+        assert rung == list(ring.reader_bells)
+
+        writer.try_write([b"second"])
+        rung.clear()
+        with pytest.raises(TimeoutError):
+            writer.write([b"third"], "third", timeout_s=0.01)
+        assert ring.memory.bytes[ring.layout.waits_at] == 0  # it has given up
+        ring.memory.bytes[ring.layout.waits_at] = 1  # as while it waits
+        readers[0].try_read()
+        assert rung == [ring.writer_bell]
+
+
+def test_bytes_are_copied_once_each_way() -> None:
+    """Into the chunk and out of it: no copy is made on the way, which would be memory."""
+    payload = bytes(1 << 20)
+    with open_ring(num_chunks=1, chunk_bytes=2 << 20) as (_, writer, (reader,)):
+        tracemalloc.start()
+        try:
+            writer.try_write([payload])
+            _, written_peak = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            frames = reader.try_read()
+            _, read_peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert frames is not None
+    assert written_peak < 16 << 10
+    assert len(payload) <= read_peak < len(payload) + (16 << 10)
 
 
 def test_writer_knows_how_far_its_readers_are() -> None:
