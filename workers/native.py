@@ -289,10 +289,9 @@ def load(cache_dir: Path, num_threads: int) -> Kernels | None:
 
 def _build(compiler: str, target: Path) -> None:
     began = time.monotonic()
-    native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
     subprocess.run(
-        [compiler, *_FLAGS, native, "-shared", "-o", str(target), *sources],
+        [compiler, *_FLAGS, _instructions(), "-shared", "-o", str(target), *sources],
         check=True,
         capture_output=True,
         text=True,
@@ -301,9 +300,14 @@ def _build(compiler: str, target: Path) -> None:
     logger.info("kernels built compiler=%s seconds=%.1f", compiler, time.monotonic() - began)
 
 
+def _instructions() -> str:
+    """The compiler's flag for whatever this processor can do."""
+    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+
+
 def _key() -> str:
-    """Of the sources and the processor. A build uses whatever instructions it has."""
-    digest = hashlib.sha256(repr((_FLAGS, platform.machine())).encode())
+    """Of the sources and the processor."""
+    digest = hashlib.sha256(repr((_FLAGS, _instructions(), platform.machine())).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update("\n".join(sorted(_processor())).encode())

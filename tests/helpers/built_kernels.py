@@ -1,5 +1,5 @@
 """The compiled kernels, built at the first use on this machine and kept where a server keeps
-them."""
+them. With KERNELS_FOR, they are those of a processor that can do less (`x86-64-v3`)."""
 
 import functools
 import os
@@ -10,6 +10,8 @@ from cluster import environment
 from workers import native
 from workers.linear import NativeLinear
 
+KERNELS_FOR = "KERNELS_FOR"
+
 
 def cache_dir() -> str:
     return str(environment.read(os.environ).cache_dir)
@@ -18,6 +20,8 @@ def cache_dir() -> str:
 @functools.cache
 def backend(num_threads: int = 2) -> NativeLinear:
     """Return the back end; skips the test where there cannot be one."""
+    if processor := os.environ.get(KERNELS_FOR):
+        native._instructions = lambda: f"-march={processor}"
     kernels = native.load(environment.read(os.environ).cache_dir, num_threads)
     if kernels is None:
         pytest.skip("no C++ compiler, or no AVX2: there are no kernels here")

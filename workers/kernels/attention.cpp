@@ -57,8 +57,8 @@ void pack_values(
                           : nullptr;
         for (int64_t d = 0; d < call.size; d += LANES) {
             Words pair{};
-            if (rows[0]) pair |= __builtin_convertvector(load<Halves>(rows[0] + d), Words);
-            if (rows[1]) pair |= __builtin_convertvector(load<Halves>(rows[1] + d), Words) << 16;
+            if (rows[0]) pair |= widen(load<Halves>(rows[0] + d));
+            if (rows[1]) pair |= widen(load<Halves>(rows[1] + d)) << 16;
             bf16* block = packed + d / BLOCK * BLOCK * TILE;
             memcpy(block + k / 2 * GROUP + d % BLOCK * 2, &pair, sizeof pair);
         }

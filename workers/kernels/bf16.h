@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX2__)
@@ -30,7 +34,7 @@ static inline To bits(From from) {
     return to;
 }
 
-static inline Floats all(float x) { return Floats{} + x; }
+static inline Floats all(float x) { return x - Floats{}; }  // exactly, also of -0
 
 template <typename Vector>
 static inline Vector load(const void* from) {
@@ -39,10 +43,31 @@ static inline Vector load(const void* from) {
     return vector;
 }
 
+// By value: an array whose address is taken, for a copy of the whole, would not stay in registers.
+static inline void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+
+// GCC 12 takes these two conversions apart for eight lanes.
+static inline Words widen(Halves x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return bits<Words>(_mm256_cvtepu16_epi32(bits<__m128i>(x)));
+#else
+    return __builtin_convertvector(x, Words);
+#endif
+}
+
+static inline Halves narrow(Words x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i packed = _mm256_packus_epi32(bits<__m256i>(x), bits<__m256i>(x));
+    return bits<Halves>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    return __builtin_convertvector(x, Halves);
+#endif
+}
+
 static inline float to_float(bf16 x) { return bits<float>(uint32_t(x) << 16); }
 
 static inline Floats load_bf16(const bf16* from) {
-    return bits<Floats>(__builtin_convertvector(load<Halves>(from), Words) << 16);
+    return bits<Floats>(widen(load<Halves>(from)) << 16);
 }
 
 // Round to nearest, ties to even, as torch does. A NaN may become an infinity.
@@ -53,7 +78,7 @@ static inline bf16 to_bf16(float x) {
 
 static inline void store_bf16(bf16* to, Floats x) {
     Words word = bits<Words>(x);
-    Halves half = __builtin_convertvector((word + 0x7fff + ((word >> 16) & 1)) >> 16, Halves);
+    Halves half = narrow((word + 0x7fff + ((word >> 16) & 1)) >> 16);
     memcpy(to, &half, sizeof half);
 }
 

@@ -7,8 +7,8 @@
 //     scores    up to 16 sums (4 heads x 4 keys) stay in registers over the whole head; then all of
 //               them are added up at once (`sum_each`)
 //     values    the sums of 4 heads x 64 columns stay in registers over a tile of keys
-//     pages     while scores are computed, the tile's values are fetched: pages lie anywhere, and the
-//               processor does not guess where the next one is
+//     pages     a tile's keys are fetched while the tile before is computed, its values while its
+//               scores are: pages lie anywhere, and the processor does not guess where the next one is
 //
 // Two kinds of arithmetic, as in `tiles.h`. The dot takes pairs of bfloat16: of a key, neighbouring
 // elements as they lie; of the values, the same column of two keys, which unpacking brings together.
@@ -106,10 +106,10 @@ inline void sum_each(const Floats (&sums)[N], float* to) {
     static_assert(N % LANES == 0);
     for (int first = 0; first < N; first += LANES) {
         Floats v[LANES];
-        memcpy(v, sums + first, sizeof v);
+        for (int i = 0; i < LANES; ++i) v[i] = sums[first + i];
         for (int half = LANES / 2; half > 0; half /= 2)
             for (int i = 0; i < half; ++i) v[i] = add_halves(v[i], v[i + half]);
-        memcpy(to + first, v, sizeof v[0]);
+        store(to + first, v[0]);
     }
 }
 
@@ -121,8 +121,13 @@ struct Unit<FLOAT> {
     static constexpr int64_t STEP = LANES;  // elements of a head at a time
     static constexpr int KEYS = 1;          // whose values are added at a time
     using Weight = float;
+    using Query = float;
 
+    static void queries(const bf16* from, int64_t count, float* to) {
+        for (int64_t i = 0; i < count; i += LANES) store(to + i, load_bf16(from + i));
+    }
     static Floats load(const bf16* row, int64_t, int64_t) { return load_bf16(row); }
+    static Floats load(const float* query, int64_t, int64_t) { return ::load<Floats>(query); }
     static Floats multiply_add(Floats x, Floats y, Floats sum) { return x * y + sum; }
     static Floats spread(const float* weight) { return all(*weight); }
     static void columns(const bf16* const* values, int64_t d, int64_t size, Floats (&to)[2]) {
@@ -139,6 +144,11 @@ struct Unit<DOT> {
     static constexpr int64_t STEP = 2 * LANES;
     static constexpr int KEYS = 2;
     using Weight = bf16;
+    using Query = bf16;
+
+    static void queries(const bf16* from, int64_t count, bf16* to) {
+        memcpy(to, from, count * sizeof(bf16));
+    }
 
     // 32 elements; behind the end of the head, zeros.
     static __m512bh load(const bf16* row, int64_t d, int64_t size) {
@@ -169,31 +179,38 @@ struct Unit<DOT> {
 };
 #endif
 
+inline void fetch(const bf16* row, int64_t size) {
+    for (int64_t d = 0; d < size; d += 32) __builtin_prefetch(row + d);
+}
+
 // A tile of FEW_KEYS rows; behind the last key, the last once more.
 struct KeyTile {
     const bf16 *keys[FEW_KEYS], *values[FEW_KEYS];
     int64_t count;
 
-    KeyTile(const Call& call, const Stretch& stretch, int64_t first)
-        : count(std::min<int64_t>(FEW_KEYS, stretch.end_key - first)) {
+    // Find the rows from key `first`, and fetch the keys.
+    void find(const Call& call, const Stretch& stretch, int64_t first) {
+        count = std::min<int64_t>(FEW_KEYS, stretch.end_key - first);
         for (int64_t k = 0; k < FEW_KEYS; ++k) {
             const int64_t slot =
                 call.slot(stretch.request, first + std::min(k, count - 1), stretch.kv_head);
             keys[k] = call.key + slot;
             values[k] = call.value + slot;
+            if (k < count) fetch(keys[k], call.size);
         }
     }
 };
 
 // Scores of H heads, FEW_KEYS apart.
 template <int ARITHMETIC, int H>
-void score(const bf16* query, const KeyTile& tile, int64_t size, float* scores) {
+void score(
+    const typename Unit<ARITHMETIC>::Query* query, const KeyTile& tile, int64_t size,
+    float* scores) {
     using Unit = ::Unit<ARITHMETIC>;
     constexpr int K = MOST / H;
     for (int64_t k = 0; k < tile.count; k += K) {
         Floats sums[MOST] = {};
-        for (int j = 0; j < K; ++j)
-            for (int64_t d = 0; d < size; d += 32) __builtin_prefetch(tile.values[k + j] + d);
+        for (int j = 0; j < K; ++j) fetch(tile.values[k + j], size);
         for (int64_t d = 0; d < size; d += Unit::STEP) {
             decltype(Unit::load(query, d, size)) q[H];
             for (int h = 0; h < H; ++h) q[h] = Unit::load(query + h * size + d, d, size);
@@ -217,11 +234,13 @@ void add_values(
     int64_t d, int64_t size, int64_t padded, float* sums) {
     using Unit = ::Unit<ARITHMETIC>;
     Floats total[H][C][2];
-    for (int h = 0; h < H; ++h) {
-        memcpy(total[h], sums + h * padded + d, sizeof total[h]);
+    const auto place = [&](int h, int c, int i) {
+        return sums + h * padded + d + c * COLUMNS + i * LANES;
+    };
+    for (int h = 0; h < H; ++h)
         for (int c = 0; c < C; ++c)
-            for (Floats& t : total[h][c]) t *= factors[h];
-    }
+            for (int i = 0; i < 2; ++i)
+                total[h][c][i] = load<Floats>(place(h, c, i)) * factors[h];
     for (int64_t k = 0; k < tile.count; k += Unit::KEYS) {
         decltype(Unit::spread(weights)) v[C][2];
         for (int c = 0; c < C; ++c) Unit::columns(tile.values + k, d + c * COLUMNS, size, v[c]);
@@ -232,13 +251,15 @@ void add_values(
                     total[h][c][i] = Unit::multiply_add(v[c][i], weight, total[h][c][i]);
         }
     }
-    for (int h = 0; h < H; ++h) memcpy(sums + h * padded + d, total[h], sizeof total[h]);
+    for (int h = 0; h < H; ++h)
+        for (int c = 0; c < C; ++c)
+            for (int i = 0; i < 2; ++i) store(place(h, c, i), total[h][c][i]);
 }
 
 template <int ARITHMETIC, int H>
 void attend_tile(
-    const Call& call, const bf16* query, const KeyTile& tile, int64_t padded, Row* rows,
-    float* sums) {
+    const Call& call, const typename Unit<ARITHMETIC>::Query* query, const KeyTile& tile,
+    int64_t padded, Row* rows, float* sums) {
     float scores[H * FEW_KEYS], factors[H];
     typename Unit<ARITHMETIC>::Weight weights[H * FEW_KEYS];
     score<ARITHMETIC, H>(query, tile, call.size, scores);
@@ -260,15 +281,21 @@ void attend_stretch(
     const Call& call, const Stretch& stretch, std::vector<float>& memory, float* parts) {
     const int64_t group = call.group(), first_head = stretch.kv_head * group;
     const int64_t padded = (call.size + COLUMNS - 1) / COLUMNS * COLUMNS;
-    memory.assign(group * padded, 0.0f);
+    memory.assign(group * (padded + call.size), 0.0f);
     float* const sums = memory.data();
+    auto* const query = reinterpret_cast<typename Unit<ARITHMETIC>::Query*>(sums + group * padded);
+    Unit<ARITHMETIC>::queries(
+        call.query + stretch.token * call.query_stride + first_head * call.size,
+        group * call.size, query);
     std::vector<Row> rows(group);
     for (int64_t g = 0; g < group; ++g)
         rows[g] = stretch.is_first ? start(call, first_head + g) : Row{NEVER, 0.0f};
 
-    const bf16* query = call.query + stretch.token * call.query_stride + first_head * call.size;
+    KeyTile tile, next;
+    next.find(call, stretch, stretch.first_key);
     for (int64_t first = stretch.first_key; first < stretch.end_key; first += FEW_KEYS) {
-        const KeyTile tile(call, stretch, first);
+        tile = next;
+        if (first + FEW_KEYS < stretch.end_key) next.find(call, stretch, first + FEW_KEYS);
         const auto attend = [&]<int H>(int64_t g) {
             attend_tile<ARITHMETIC, H>(
                 call, query + g * call.size, tile, padded, &rows[g], sums + g * padded);
