@@ -15,7 +15,6 @@ their workers), coordinator, reservation, folder. `library` does the same for an
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from engine.errors import EXIT_CONFIG, ConfigError
 from engine.lifecycle import stop_on_signals
 from engine.wire import EngineReady
 from workers.model_shape import check_options
+from workers.resources import available_cores
 from workers.supported import check_model_folder, read_config
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
 
 def warn_about_cores(topology: Topology) -> None:
     """Say once that this machine has fewer cores than the processes want."""
-    available = num_available_vcpus()
+    available = available_cores()
     if available < topology.min_vcpus:
         logger.warning(
             "%d processes want %d vCPUs and this machine has %d: they will wait for each other;"
@@ -219,13 +219,3 @@ def warn_about_cores(topology: Topology) -> None:
             topology.min_vcpus,
             available,
         )
-
-
-def num_available_vcpus() -> int:
-    """What this process may use: its CPU set, cut by the container's quota (cgroup v2)."""
-    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return count

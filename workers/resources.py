@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from engine.config import EngineConfig
 
@@ -35,9 +36,13 @@ def num_local_workers(config: EngineConfig) -> int:
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Compute threads of one worker on CPU."""
+    """Compute threads of one worker on CPU: what the user says (OMP_NUM_THREADS), else its share of
+    the cores. None is bound to a core: the kernel spreads them, also those of several engines."""
     if config.executor.num_threads is not None:
         return config.executor.num_threads
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
     return max(1, available_cores() // num_local_workers(config))
 
 
@@ -67,22 +72,25 @@ def cpu_kv_budget(free_bytes: int, world_size: int, num_local_engines: int) -> i
 def available_cores() -> int:
     """Cores this process may keep busy."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for folder in _cgroups():
-        match _read(folder / "cpu.max").split():
-            case [quota, period] if quota != "max":
-                cores = min(cores, math.ceil(int(quota) / int(period)))
+    for folder in _cgroups("cpu"):
+        # "max" in version 2 and -1 in version 1 are no limit.
+        quota, period = _read(folder / "cpu.max").split() or (
+            _read(folder / "cpu.cfs_quota_us").strip(),
+            _read(folder / "cpu.cfs_period_us").strip(),
+        )
+        if quota.isdecimal():
+            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
     return cores
 
 
 def total_memory() -> int:
     """Bytes of memory this process could ever have."""
-    limits = [_limit(folder / "memory.max") for folder in _cgroups()]
-    return min([_meminfo("MemTotal"), *limits])
+    return min([_meminfo("MemTotal"), *map(_memory_limit, _cgroups("memory"))])
 
 
 def available_memory() -> int:
     """Bytes of memory this process could still get without swapping or being killed."""
-    return min([_meminfo("MemAvailable"), *(_headroom(folder) for folder in _cgroups())])
+    return min([_meminfo("MemAvailable"), *map(_headroom, _cgroups("memory"))])
 
 
 def resident_memory() -> int:
@@ -92,30 +100,35 @@ def resident_memory() -> int:
 
 
 def _headroom(cgroup: Path) -> int:
-    limit = _limit(cgroup / "memory.max")
+    limit = _memory_limit(cgroup)
     if limit == _UNLIMITED:
         return limit
-    used = int(_read(cgroup / "memory.current") or 0)
+    is_version_2 = (cgroup / "memory.max").exists()
+    used = int(_read(cgroup / ("memory.current" if is_version_2 else "memory.usage_in_bytes")) or 0)
     # Cached file pages count as used, yet are given up when memory is wanted.
     for line in _read(cgroup / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        if name == "inactive_file":
+        if name == ("inactive_file" if is_version_2 else "total_inactive_file"):
             used -= int(value)
     return max(0, limit - used)
 
 
-def _cgroups() -> Iterator[Path]:
-    """Our control group (version 2) and all above it, as far as they are visible."""
+def _memory_limit(cgroup: Path) -> int:
+    text = _read(cgroup / "memory.max") or _read(cgroup / "memory.limit_in_bytes")
+    return min(int(text), _UNLIMITED) if text.strip().isdecimal() else _UNLIMITED
+
+
+def _cgroups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
+    """Our control group and all above it, as far as they are visible: of version 2, and of version
+    1, in which each controller has groups of its own."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():
-        if line.startswith("0::"):
-            folder = _CGROUP_ROOT / line[3:].strip().lstrip("/")
-            yield folder
-            yield from (p for p in folder.parents if p.is_relative_to(_CGROUP_ROOT))
-
-
-def _limit(file: Path) -> int:
-    text = _read(file).strip()
-    return int(text) if text.isdigit() else _UNLIMITED
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP_ROOT / controller if controllers else _CGROUP_ROOT
+        folder = root / path.lstrip("/")
+        yield folder
+        yield from (parent for parent in folder.parents if parent.is_relative_to(root))
 
 
 def _meminfo(field: str) -> int:
