@@ -73,6 +73,7 @@ class LLM:
         max_num_seqs: sequences that may run together.
         max_num_batched_tokens: tokens of one step, prefill and decode together.
         enable_chunked_prefill: spread long prompts over several steps.
+        async_scheduling: plan each step while the one before it runs.
         enable_prefix_caching: share the KV cache of equal beginnings.
         kv_cache_memory_bytes: size of the KV cache of each worker.
         block_size: tokens per KV block; None is what suits the device.
@@ -101,6 +102,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         enable_chunked_prefill: bool = True,
+        async_scheduling: bool = True,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
         block_size: int | None = None,
@@ -127,6 +129,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
+            async_scheduling=async_scheduling,
             enable_prefix_caching=enable_prefix_caching,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             block_size=block_size,

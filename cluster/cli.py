@@ -270,6 +270,11 @@ _ENGINE_OPTIONS = [
     ),
     _option(
         "Scheduling",
+        "--async-scheduling/--no-async-scheduling",
+        help="Plan each step while the one before it runs. Not with tensor or pipeline ranks.",
+    ),
+    _option(
+        "Scheduling",
         "--long-prefill-token-threshold",
         type=HumanInt(),
         help="Prompt tokens of one request in one step at most; 0: no limit of its own.",

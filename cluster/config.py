@@ -58,6 +58,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
     scheduling_policy: Policy = "fcfs"
     block_size: int | None = None
     enable_prefix_caching: bool = True
@@ -104,6 +105,7 @@ class EngineOptions:
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             enable_chunked_prefill=self.enable_chunked_prefill,
             policy=self.scheduling_policy,
+            async_scheduling=self.async_scheduling,
         )
 
     @property

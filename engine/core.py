@@ -6,6 +6,7 @@ are behind `Executor`; whatever goes wrong with them comes out of `step` as Exec
 the engine core is dead.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from engine.errors import ConfigError
 from engine.executor import Executor
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_sizing import size_kv_cache
+from engine.pace import Pace
 from engine.request import Request, from_wire
 from engine.scheduler import Scheduler
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport
@@ -78,12 +80,16 @@ class EngineCore:
             )
         )
         self.kv_cache_s = clock() - loaded_at
-        self._max_in_flight = config.parallel.pipeline_parallel_size
+        self._num_stages = config.parallel.pipeline_parallel_size
+        self._plans_ahead = config.plans_ahead
+        self._pace = Pace()
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        """Oldest first. Where steps are planned ahead, the second waits while the first runs."""
         self._scheduler = Scheduler(
             config.scheduler,
             KVCacheManager(size.num_blocks, size.block_size),
-            config.parallel.pipeline_parallel_size,
+            pipeline_parallel_size=self._num_stages,
+            plans_ahead=self._plans_ahead,
         )
         self._log_start(reports)
         self.enter(Phase.IDLE)
@@ -119,14 +125,21 @@ class EngineCore:
 
     # -------------------------------------------------------------------------------- the step
 
-    def step(self, drain_aborts: Callable[[], None]) -> dict[int, EngineCoreOutputs]:
+    def step(
+        self, drain_aborts: Callable[[], None], take: Callable[[], None] = lambda: None
+    ) -> dict[int, EngineCoreOutputs]:
         """Run the oldest step under way to its end and return what it brought, by client index.
 
-        `drain_aborts` is called right after the forward pass, so that an aborted request costs at
-        most the steps under way and gets no token of theirs. It may call `abort`.
+        Args:
+            drain_aborts: called right after the forward pass, so that an aborted request costs at
+                most the steps under way and gets no token of theirs. It may call `abort`.
+            take: called before a step is planned while one runs, so that the newest requests have a
+                part in it. It may call anything but `step`.
         """
-        self._schedule()
+        self._fill_stages()
         if self._in_flight:
+            if self._plans_ahead:
+                self._plan_ahead(take)
             plan, reply = self._execute()
             drain_aborts()
             self._update(plan, reply)
@@ -134,23 +147,50 @@ class EngineCore:
         self.enter(Phase.IDLE)
         return outputs
 
-    def _schedule(self) -> None:
-        """Fill the pipeline: one step under way for each stage."""
-        self.enter(Phase.SCHEDULE)
-        while len(self._in_flight) < self._max_in_flight:
-            plan = self._scheduler.schedule(self._clock())
-            if plan is None:
-                break
-            self._in_flight.append((plan, self.executor.execute(plan)))
+    def _fill_stages(self) -> None:
+        """See to it that there is one step under way for each stage."""
+        while len(self._in_flight) < self._num_stages and self._schedule():
+            pass
         if not self._in_flight and self._scheduler.num_requests:
             # Would loop for ever. `kv_sizing` makes sure that any one request fits.
             raise RuntimeError("no request can run and none is running")
+
+    def _plan_ahead(self, take: Callable[[], None]) -> None:
+        """Plan the step after the one that runs, shortly before that ends. If it has ended sooner
+        than expected, its outputs go first."""
+        self.enter(Phase.EXECUTE)
+        if (patience_s := self._pace.seconds_left(self._clock())) > 0:
+            with contextlib.suppress(TimeoutError):
+                self._in_flight[0][1].exception(patience_s)
+                return
+        take()
+        self._schedule()
+
+    def _schedule(self) -> bool:
+        """Plan a step and send it to the workers. False if there is nothing to compute."""
+        self.enter(Phase.SCHEDULE)
+        plan = self._scheduler.schedule(self._clock())
+        if plan is None:
+            return False
+        self._in_flight.append((plan, self.executor.execute(plan)))
+        if len(self._in_flight) == 1:
+            self._note_begin()
+        return True
 
     def _execute(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
         """Wait for the oldest step under way."""
         self.enter(Phase.EXECUTE)
         plan, future = self._in_flight.popleft()
-        return plan, future.result()
+        reply = future.result()
+        self._pace.end(self._clock())
+        if self._in_flight:
+            self._note_begin()
+        return plan, reply
+
+    def _note_begin(self) -> None:
+        """The oldest step under way begins."""
+        num_tokens = sum(self._in_flight[0][0].num_scheduled_tokens.values())
+        self._pace.begin(num_tokens, self._clock())
 
     def _update(self, plan: SchedulerOutput, reply: ModelRunnerOutput) -> None:
         self.enter(Phase.UPDATE)

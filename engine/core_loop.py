@@ -3,6 +3,8 @@
     inbox  -->  take  -->  core.step  -->  hand out  -->  outbox
     aborts  ----------------^ right after each forward pass
 
+Where steps are planned while one runs, the core takes what has come since once more, just before.
+
 Used by `process`, on the main thread; knows no sockets and no threads. It sleeps on the inbox
 while the core has no work, so an idle engine core costs nothing.
 """
@@ -88,7 +90,7 @@ class CoreLoop:
             self._take()
             if self._core.has_work():
                 self._tell_coordinator()
-                self._hand_out(self._core.step(self._drain_aborts))
+                self._hand_out(self._core.step(self._drain_aborts, self._take_all))
 
     def _take(self) -> None:
         """Handle all that has come; where there is no work, wait for something to come."""
@@ -96,6 +98,9 @@ class CoreLoop:
             self._core.enter(Phase.IDLE)
             self._tell_coordinator()
             self._handle(self._inbox.get())
+        self._take_all()
+
+    def _take_all(self) -> None:
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 

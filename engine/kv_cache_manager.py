@@ -11,6 +11,10 @@ writes the keys and values of all scheduled tokens before any of them attends; s
 block reads it after it was written, in the same step or a later one. For the same reason blocks may
 be freed and handed on while a step that writes to them is under way: the next owner's writes come
 later. If a step fails, the engine core is dead and its cache with it.
+
+A step that is planned ahead may fill a block with a token that is not known yet, so has no hash:
+the block is registered when the token has come. Unless that ended the request: the workers may
+leave such a step out, and nobody has written there.
 """
 
 from dataclasses import dataclass
@@ -123,10 +127,11 @@ class KVCacheManager:
         return new
 
     def register(self, request: Request) -> None:
-        """Make the blocks findable that are full with the tokens scheduled so far."""
+        """Make the blocks findable that are full with the known tokens scheduled so far."""
         if request.root_hash is None:
             return
         num_full = request.num_computed_tokens // self._block_size
+        num_full = min(num_full, len(request.block_hashes))
         for index in range(request.num_registered_blocks, num_full):
             self._pool.register(request.block_ids[index], request.block_hashes[index])
         request.num_registered_blocks = max(num_full, request.num_registered_blocks)

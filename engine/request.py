@@ -110,8 +110,7 @@ class Request:
             limit = self.num_prompt_tokens + sampling_params.max_tokens
             self.max_num_tokens = min(limit, max_model_len)
         self.min_num_tokens = self.num_prompt_tokens + sampling_params.min_tokens
-        eos = () if sampling_params.ignore_eos else sampling_params.eos_token_ids
-        self.stop_token_ids = frozenset((*eos, *sampling_params.stop_token_ids))
+        self.stop_token_ids = frozenset(sampling_params.ending_token_ids)
 
         self.status = Status.WAITING
         self.sort_key: tuple[float, ...] = ()
@@ -120,7 +119,8 @@ class Request:
         """The step in which it last joined the workers' batch. Replies to older steps are stale."""
 
         self.num_computed_tokens = 0
-        """Tokens whose KV is in the blocks once all steps under way have run."""
+        """Tokens whose KV is in the blocks once all steps under way have run. One more than are
+        known, if the next token is computed before it has come back."""
         self.unsent_token = b""
         """The last sampled token, packed, as long as the workers have not been told."""
         self.block_ids: list[int] = []
@@ -163,9 +163,10 @@ class Request:
 
     def append(self, token_id: int, packed: bytes) -> None:
         """Take in a sampled token."""
+        if self.num_computed_tokens <= self.num_tokens:  # else it runs, and the workers have it
+            self.unsent_token = packed
         self.token_ids.append(token_id)
         self.num_tokens += 1
-        self.unsent_token = packed
         if not self.num_tokens % self.block_size:
             self._extend_hashes()
 

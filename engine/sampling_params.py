@@ -117,6 +117,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end the request, once `min_tokens` are out."""
+        eos = () if self.ignore_eos else self.eos_token_ids
+        return (*eos, *self.stop_token_ids)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have. `vocab_size` is the embedding's, not the
         tokenizer's."""

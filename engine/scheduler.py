@@ -16,7 +16,15 @@ whose sampled token is still to come back has nothing missing, and so is not sch
 a long prompt's next chunk is. With a pipeline of several stages a step takes only its share of the
 decodes, so that there are as many steps under way as stages.
 
-When a request is preempted or aborted, what the steps under way bring for it is stale: `update`
+Planning ahead (async scheduling), one step more is under way, and a request whose sampled token is
+still to come back is scheduled for that one, unless its length says that it is the last. Where it
+turns out to be the last for another reason, the row was in vain:
+
+    step n      r samples "the"        -> goes on
+    step n + 1  "the", samples its end -> has ended      planned while step n ran
+    step n + 2  its end, …             -> dropped        planned while step n + 1 ran
+
+When a request ends or is preempted, what the steps under way bring for it is stale: `update`
 drops it, knowing each request's `joined_step`. Why its blocks can be handed on at once is told in
 `kv_cache_manager`.
 
@@ -38,7 +46,14 @@ from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request, Status
 from engine.request_queue import make_queue
 from engine.stats import Counters
-from engine.step import ContinuedRequests, ModelRunnerOutput, NewRequest, SchedulerOutput
+from engine.step import (
+    NO_TOKEN,
+    OWN_TOKEN,
+    ContinuedRequests,
+    ModelRunnerOutput,
+    NewRequest,
+    SchedulerOutput,
+)
 from engine.wire import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -75,12 +90,18 @@ class Scheduler:
     """All requests of one engine core."""
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache: KVCacheManager, pipeline_parallel_size: int = 1
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCacheManager,
+        *,
+        pipeline_parallel_size: int = 1,
+        plans_ahead: bool = False,
     ) -> None:
         self.counters = Counters()
         self._config = config
         self._kv_cache = kv_cache
         self._num_stages = pipeline_parallel_size
+        self._plans_ahead = plans_ahead
         self._requests: dict[str, Request] = {}
         self._waiting = make_queue(config.policy)
         self._running: list[Request] = []
@@ -159,8 +180,10 @@ class Scheduler:
             request = self._running[index]
             index += 1
             num_new = request.num_tokens - request.num_computed_tokens
-            if num_new == 0:
-                continue  # its sampled token is on its way back
+            if num_new < 1:  # its sampled token is on its way back
+                if not self._can_go_ahead(request):
+                    continue
+                num_new = 1
             if num_new == 1:
                 if not decodes_left:
                     continue
@@ -176,6 +199,14 @@ class Scheduler:
             self._continue(step, request, new_blocks)
             self._take_tokens(step, request, num_new)
         return has_preempted
+
+    def _can_go_ahead(self, request: Request) -> bool:
+        """Whether the token that `request` samples now may be computed before it has come back."""
+        return (
+            self._plans_ahead
+            and request.num_computed_tokens == request.num_tokens
+            and request.num_tokens + 1 < request.max_num_tokens
+        )
 
     def _schedule_waiting(self, step: _Step, now: float) -> None:
         """Admit waiting requests as long as budget, seats and blocks are left. The first that does
@@ -211,7 +242,8 @@ class Scheduler:
         continued = step.continued
         continued.request_ids.append(request.request_id)
         continued.num_computed_tokens.append(request.num_computed_tokens)
-        continued.new_token_ids.append(request.unsent_token)
+        is_ahead = request.num_computed_tokens == request.num_tokens
+        continued.new_token_ids.append(OWN_TOKEN if is_ahead else request.unsent_token)
         continued.new_block_ids.append(new_blocks)
         request.unsent_token = b""
 
@@ -243,7 +275,7 @@ class Scheduler:
         step.budget -= num_new
         step.num_scheduled_tokens[request.request_id] = num_new
         request.num_computed_tokens += num_new
-        if request.num_computed_tokens == request.num_tokens:
+        if request.num_computed_tokens >= request.num_tokens:
             step.sampling.append(request)
         else:
             step.reserved_blocks += self._kv_cache.num_missing_blocks(request)
@@ -292,6 +324,8 @@ class Scheduler:
 
     def _accept(self, request: Request, token_id: int, reply: ModelRunnerOutput) -> None:
         """`request` has its next token: put it out, and see whether it was the last."""
+        if token_id == NO_TOKEN:
+            raise RuntimeError(f"the workers have left out {request}, which has not ended")
         packed = token_id.to_bytes(4, "little")
         request.append(token_id, packed)
         reason = stop.finish_reason(request)
@@ -305,6 +339,8 @@ class Scheduler:
         self.counters.num_generation_tokens += 1
         if reason is not None:
             self._finish(request)
+        elif not request.num_tokens % request.block_size:
+            self._kv_cache.register(request)  # planned ahead, its block was full but for the hash
 
     def _emit(
         self,
@@ -408,7 +444,11 @@ class Scheduler:
         assert self._running == sorted(self._running, key=attrgetter("sort_key"))
         assert len(self._running) <= self._config.max_num_seqs
         for request in self._running:
-            assert request.num_computed_tokens <= request.num_tokens < request.max_num_tokens
+            assert request.num_tokens < request.max_num_tokens
+            if request.num_computed_tokens > request.num_tokens:
+                assert self._plans_ahead
+                assert request.num_computed_tokens == request.num_tokens + 1
+                assert request.num_computed_tokens < request.max_num_tokens
             assert request.num_computed_tokens <= len(request.block_ids) * request.block_size
         self._kv_cache.validate(self._running)
 

@@ -12,6 +12,11 @@ the rows:
 
 A request samples one token when the scheduled tokens reach the end of its known tokens.
 
+A step may be planned while the one before it runs (async scheduling). For a request that samples in
+that one, the plan has `OWN_TOKEN` in place of the token: the workers put in what they have sampled.
+Whether the token ends the request, the core learns too late; then the row is in vain, and what
+comes back for it is dropped.
+
 A request may share a block that another one fills in this very step: in each layer the keys and
 values of all scheduled tokens are written before any of them attends. Each rank runs the plans in
 the order they were made, so a block that was taken from a request may be given to another while
@@ -22,6 +27,12 @@ import numpy as np
 
 from engine.sampling_params import SamplingParams
 from engine.wire import Logprobs, Message
+
+NO_TOKEN = 0xFFFF_FFFF
+"""No token id: those end at `MAX_TOKEN_ID`."""
+
+OWN_TOKEN = NO_TOKEN.to_bytes(4, "little")
+"""Among new tokens: the one that the workers have sampled themselves, in the last step."""
 
 
 class NewRequest(Message, frozen=True):
@@ -44,8 +55,8 @@ class ContinuedRequests(Message, frozen=True):
     request_ids: list[str] = []
     num_computed_tokens: list[int] = []
     new_token_ids: list[bytes] = []
-    """Tokens that the core has accepted since the request was last scheduled, packed u32; empty
-    inside a prefill."""
+    """Tokens that the core has accepted since the request was last scheduled, packed u32, or
+    `OWN_TOKEN`; empty inside a prefill."""
     new_block_ids: list[list[int]] = []
 
 
@@ -67,7 +78,7 @@ class ModelRunnerOutput(Message, frozen=True):
     request_ids: list[str]
     """The requests that sampled a token, in the plan's order."""
     sampled_token_ids: np.ndarray
-    """`[len(request_ids)]` u32."""
+    """`[len(request_ids)]` u32. `NO_TOKEN` where all requests of the step had ended before."""
     logprobs: dict[str, Logprobs] = {}
     """For requests that asked for them: `n` is 1."""
     prompt_logprobs: dict[str, Logprobs] = {}

@@ -9,20 +9,33 @@ with a handful of array operations, whatever the number of requests.
     row 2   b b b b b b b b b .      prepare: 1 token of row 2, 3 of row 0  ->  b a a a
 
 Step inputs are written to the same memory every time, so that a captured CUDA graph may read it.
+
+A row remembers the token that it sampled last. A plan that was made before that token was known
+has `OWN_TOKEN` in its place, and the row goes on with its own.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.step import ContinuedRequests, KVCacheSpec, NewRequest, SchedulerOutput
+from engine.step import NO_TOKEN, ContinuedRequests, KVCacheSpec, NewRequest, SchedulerOutput
+from workers.ended_requests import EndedRequests
 from workers.forward_context import BatchLayout
 from workers.kv_cache import slot_mapping
+
+
+class NewTokens(NamedTuple):
+    """What a plan has appended."""
+
+    request_ids: list[str]
+    """One for each token."""
+    token_ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,9 @@ class PromptRows:
     """In the flat batch."""
     next_token_ids: np.ndarray
     num_logprobs: int
+
+
+_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class Step:
     """Requests whose known tokens end in this step: they sample the next one."""
     sampling_rows: Tensor
     """`[len(sampling_ids)]` int64: their last tokens in the flat batch."""
+    sampling_rows_cpu: np.ndarray
+    """`[len(sampling_ids)]`: their rows in the batch."""
     prompt_rows: list[PromptRows]
     token_rows_cpu: np.ndarray
     """`[num_tokens]`: each token's row in the batch."""
@@ -85,18 +103,29 @@ class InputBatch:
         self._block_table = np.zeros((num_rows, max_blocks), np.int32)
         self._num_blocks = np.zeros(num_rows, np.int64)
         self._num_prompt_logprobs: dict[str, int] = {}
+        self._sampled = np.zeros(num_rows, np.int64)
+        self._ended = EndedRequests(num_rows)
         self._inputs = _StepInputs(spec, max_blocks, device)
 
     def __len__(self) -> int:
         return len(self._row_of)
 
-    def update(self, plan: SchedulerOutput) -> None:
-        """Let requests leave, join and grow, in this order."""
+    def update(self, plan: SchedulerOutput) -> NewTokens:
+        """Let requests leave, join and grow, in this order. Returns the tokens by which those have
+        grown that were there before."""
         for request_id in plan.dropped_request_ids:
             self._remove(request_id)
         for request in plan.new_requests:
             self._add(request)
-        self._continue(plan.continued)
+        return self._continue(plan.continued)
+
+    def has_only_ended(self, plan: SchedulerOutput) -> bool:
+        """Whether nothing that the plan schedules is worth running. After `update`."""
+        return self._ended.include(plan.num_scheduled_tokens.keys())
+
+    def keep_sampled(self, step: Step, token_ids: NDArray[np.uint32]) -> None:
+        """Remember the tokens that the step has sampled, in the order of its `sampling_ids`."""
+        self._sampled[step.sampling_rows_cpu] = token_ids
 
     def prepare(self, plan: SchedulerOutput) -> Step:
         """Return the inputs of the requests that the plan schedules, at least one."""
@@ -105,12 +134,10 @@ class InputBatch:
         query_lens = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, len(rows))
         computed = self._num_computed_tokens[rows]
         seq_lens = computed + query_lens
-        query_start = np.concatenate([[0], np.cumsum(query_lens)])
-
-        token_rows = np.repeat(rows, query_lens)
-        positions = np.repeat(computed, query_lens) + _count_up(query_lens)
+        token_rows, positions, query_start = _flatten(rows, computed, query_lens)
         is_sampling = seq_lens >= self.num_tokens[rows]
-        num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        max_seq_len = int(seq_lens.max())
+        num_blocks = -(-max_seq_len // self._block_size)
         inputs = self._inputs.fill(
             input_ids=self.token_ids[token_rows, positions],
             positions=positions,
@@ -131,11 +158,12 @@ class InputBatch:
                 query_start_cpu=query_start,
                 seq_lens_cpu=seq_lens,
                 max_query_len=int(query_lens.max()),
-                max_seq_len=int(seq_lens.max()),
+                max_seq_len=max_seq_len,
                 block_size=self._block_size,
             ),
             sampling_ids=list(itertools.compress(request_ids, is_sampling.tolist())),
             sampling_rows=inputs["sampling_rows"],
+            sampling_rows_cpu=rows[is_sampling],
             prompt_rows=self._prompt_rows(request_ids, query_start.tolist()),
             token_rows_cpu=token_rows,
             positions_cpu=positions,
@@ -151,33 +179,47 @@ class InputBatch:
         self._num_computed_tokens[row] = request.num_computed_tokens
         self._block_table[row, :num_blocks] = request.block_ids
         self._num_blocks[row] = num_blocks
+        self._ended.add(row, request.sampling_params, request.num_prompt_tokens)
         if request.sampling_params.prompt_logprobs is not None:
             self._num_prompt_logprobs[request.request_id] = request.sampling_params.prompt_logprobs
 
-    def _continue(self, continued: ContinuedRequests) -> None:
+    def _continue(self, continued: ContinuedRequests) -> NewTokens:
         rows = self._rows(continued.request_ids)
         self._num_computed_tokens[rows] = continued.num_computed_tokens
-        self._append_tokens(rows, continued.new_token_ids)
-        for row, block_ids in zip(rows.tolist(), continued.new_block_ids, strict=True):
+        for index, block_ids in enumerate(continued.new_block_ids):
             if block_ids:
+                row = rows[index]
                 first = self._num_blocks[row]
                 self._block_table[row, first : first + len(block_ids)] = block_ids
                 self._num_blocks[row] += len(block_ids)
+        return self._append_tokens(continued.request_ids, rows, continued.new_token_ids)
 
-    def _append_tokens(self, rows: np.ndarray, new_token_ids: list[bytes]) -> None:
-        token_ids = np.frombuffer(b"".join(new_token_ids), "<u4")
-        counts = np.fromiter(map(len, new_token_ids), np.int64, len(rows)) // token_ids.itemsize
-        positions = np.repeat(self.num_tokens[rows], counts) + _count_up(counts)
-        self.token_ids[np.repeat(rows, counts), positions] = token_ids
+    def _append_tokens(
+        self, request_ids: list[str], rows: NDArray[np.int64], new_token_ids: list[bytes]
+    ) -> NewTokens:
+        token_ids = np.frombuffer(b"".join(new_token_ids), "<u4").astype(np.int64)
+        counts = np.fromiter(map(len, new_token_ids), np.int64, len(rows)) // _TOKEN_BYTES
+        if (counts != 1).any():
+            request_ids = list(_repeat_each(request_ids, counts.tolist()))
+        token_rows, positions, _ = _flatten(rows, self.num_tokens[rows], counts)
         self.num_tokens[rows] += counts
+        is_own = token_ids == NO_TOKEN
+        has_own = is_own.any()
+        if has_own:
+            token_ids = np.where(is_own, self._sampled[token_rows], token_ids)
+        self.token_ids[token_rows, positions] = token_ids
+        if has_own:  # of the others the core knows whether they have ended
+            self._ended.note(request_ids, token_rows, token_ids, positions + 1)
+        return NewTokens(request_ids, token_ids)
 
     def _remove(self, request_id: str) -> None:
         assert request_id in self._row_of, f"{request_id} left without having joined"
         self._free_rows.append(self._row_of.pop(request_id))
         self._num_prompt_logprobs.pop(request_id, None)
+        self._ended.remove(request_id)
 
     def _rows(self, request_ids: list[str]) -> np.ndarray:
-        return np.fromiter((self._row_of[r] for r in request_ids), np.int64, len(request_ids))
+        return np.fromiter(map(self._row_of.__getitem__, request_ids), np.int64, len(request_ids))
 
     def _prompt_rows(self, request_ids: list[str], query_start: list[int]) -> list[PromptRows]:
         if not self._num_prompt_logprobs:
@@ -240,8 +282,22 @@ class _StepInputs:
         return parts
 
 
-def _count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, … up to each count, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - counts, counts)
+def _flatten(
+    rows: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Lay `counts` tokens of each row one after the other, from its position `first` on.
+
+    Returns:
+        row and position of each token, and where each row begins, with the total at the end:
+        2 tokens of row 7 from 0 and 3 of row 4 from 5 are [7 7 4 4 4], [0 1 5 6 7] and [0 2 5].
+    """
+    starts = np.zeros(len(counts) + 1, np.int64)
+    counts.cumsum(out=starts[1:])
+    if (counts == 1).all():  # a decode
+        return rows, first, starts
+    positions = np.arange(starts[-1]) + (first - starts[:-1]).repeat(counts)
+    return rows.repeat(counts), positions, starts
+
+
+def _repeat_each(values: Iterable[str], counts: Iterable[int]) -> Iterable[str]:
+    return itertools.chain.from_iterable(map(itertools.repeat, values, counts))

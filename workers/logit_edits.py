@@ -51,12 +51,11 @@ class LogitEdits:
             or _has_penalties(params)
         )
 
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Take note of new output tokens."""
-        self.num_output += len(token_ids)
+    def append(self, token_id: int) -> None:
+        """Take note of a new output token."""
+        self.num_output += 1
         if self.counts is not None:
-            for token_id in token_ids:
-                self.counts.add(token_id)
+            self.counts.add(token_id)
 
 
 class TokenCounts:

@@ -2,7 +2,8 @@
 
 Every rank of an engine gets the same plans and keeps the same rows, so no rank asks another which
 tokens came out: the engine core sends what it accepted with the next plan. Only the rank that
-replies has a sampler.
+replies has a sampler. Where one rank does all, the next plan may already be there when a step ends,
+and the rank goes on with the tokens that it has sampled.
 """
 
 import itertools
@@ -12,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.codec import pack_tokens, unpack_tokens
+from engine.codec import pack_tokens
 from engine.sampling_params import SamplingParams
 from engine.step import (
+    NO_TOKEN,
     ContinuedRequests,
     KVCacheSpec,
     ModelRunnerOutput,
@@ -22,7 +24,7 @@ from engine.step import (
     SchedulerOutput,
 )
 from engine.wire import Logprobs, join_logprobs
-from workers.input_batch import InputBatch, PromptRows, Step
+from workers.input_batch import InputBatch, NewTokens, PromptRows, Step
 from workers.sampler import SampledTokens, Sampler, prompt_logprobs
 
 PROMPT_LOGPROB_ROWS = 128
@@ -65,10 +67,9 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run one step. Returns the reply, on the rank that replies."""
-        self._batch.update(plan)
-        self._update_sampler(plan)
-        if not plan.num_scheduled_tokens:
-            return self._reply(plan.step, [], _NOTHING_SAMPLED, {})
+        self._update_sampler(plan, self._batch.update(plan))
+        if self._batch.has_only_ended(plan):
+            return self._leave_out(plan)
 
         step = self._batch.prepare(plan)
         states = self._model.forward(step, self._batch)
@@ -101,7 +102,13 @@ class ModelRunner:
         self.execute(SchedulerOutput(0, dict.fromkeys(names, 1), continued=grown))
         self.execute(SchedulerOutput(0, {}, dropped_request_ids=names))
 
-    def _update_sampler(self, plan: SchedulerOutput) -> None:
+    def _leave_out(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Answer a plan that has nothing to compute: no requests, or none that goes on."""
+        request_ids = list(plan.num_scheduled_tokens)
+        nothing = SampledTokens(np.full(len(request_ids), NO_TOKEN, np.uint32))
+        return self._reply(plan.step, request_ids, nothing, {})
+
+    def _update_sampler(self, plan: SchedulerOutput, new_tokens: NewTokens) -> None:
         """Tell the sampler who leaves, joins and grows."""
         if self._sampler is None:
             return
@@ -115,11 +122,7 @@ class ModelRunner:
                 request.token_ids[:num_prompt],
                 request.token_ids[num_prompt:],
             )
-        for request_id, token_ids in zip(
-            plan.continued.request_ids, plan.continued.new_token_ids, strict=True
-        ):
-            if token_ids:
-                self._sampler.append(request_id, unpack_tokens(token_ids))
+        self._sampler.append(*new_tokens)
 
     def _sample(self, step: Step, states: Tensor) -> SampledTokens:
         """Return the next token of each request whose known tokens end in this step."""
@@ -128,7 +131,9 @@ class ModelRunner:
         logits = self._model.logits(states[step.sampling_rows])
         if logits is None or self._sampler is None:
             return _NOTHING_SAMPLED
-        return self._sampler.sample(logits, step.sampling_ids)
+        sampled = self._sampler.sample(logits, step.sampling_ids)
+        self._batch.keep_sampled(step, sampled.token_ids)
+        return sampled
 
     def _prompt_logprobs(self, step: Step, states: Tensor) -> dict[str, Logprobs]:
         """Return, by request that asked, the log probabilities of the prompt tokens that follow

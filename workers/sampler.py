@@ -85,11 +85,13 @@ class Sampler:
             )
             self._edits[request_id] = LogitEdits(params, self._vocab_size, prompt, output)
 
-    def append(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Count tokens that the core has accepted as the request's output."""
-        self._table.num_output[self._table.slots[request_id]] += len(token_ids)
-        if (edits := self._edits.get(request_id)) is not None:
-            edits.append(token_ids)
+    def append(self, request_ids: Sequence[str], token_ids: NDArray[np.int64]) -> None:
+        """Count output tokens, one of each request; of one that comes again, in this order."""
+        np.add.at(self._table.num_output, self._slots(request_ids), 1)
+        if self._edits:
+            for request_id, token_id in zip(request_ids, token_ids.tolist(), strict=True):
+                if (edits := self._edits.get(request_id)) is not None:
+                    edits.append(token_id)
 
     def remove(self, request_id: str) -> None:
         """Forget a request."""
@@ -132,7 +134,7 @@ class Sampler:
         self, logits: Tensor, maxima: Tensor, rows: Tensor, request_ids: Sequence[str]
     ) -> Tensor:
         """Return a random token for each of the rows, which belong to the given requests."""
-        slots = np.fromiter((self._table.slots[r] for r in request_ids), np.int64, len(rows))
+        slots = self._slots(request_ids)
         uniform = noise.uniforms(self._table.key[slots], self._table.num_output[slots])
         cuts = token_choice.Cuts(
             temperature=self._tensor(self._table.temperature[slots]),
@@ -157,6 +159,10 @@ class Sampler:
             request_ids[row]: found.of(slice(i, i + 1), self._num_logprobs[request_ids[row]])
             for i, row in enumerate(rows)
         }
+
+    def _slots(self, request_ids: Sequence[str]) -> NDArray[np.int64]:
+        slot_of = self._table.slots.__getitem__
+        return np.fromiter(map(slot_of, request_ids), np.int64, len(request_ids))
 
     def _key(self, seed: int | None) -> int:
         if seed is not None:

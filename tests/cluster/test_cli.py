@@ -211,7 +211,7 @@ def test_flags_become_settings() -> None:
     """vLLM's names, each where it belongs."""
     config = serve_config(
         *("-tp", "2", "-pp", "2", "--dtype", "half", "--max-num-batched-tokens", "4K"),
-        *("--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
+        *("--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--no-async-scheduling"),
         *("--served-model-name", "a", "--served-model-name", "b", "--port", "0"),
         *("--scheduling-policy", "priority", "--shutdown-timeout", "3", "--log-level", "debug"),
     )
@@ -221,6 +221,7 @@ def test_flags_become_settings() -> None:
     assert config.engine.max_num_batched_tokens == 4096
     assert not config.engine.enable_prefix_caching
     assert not config.engine.enable_chunked_prefill
+    assert not config.engine.scheduler_config().async_scheduling
     assert config.engine.scheduling_policy == "priority"
     assert config.served_model_name == ("a", "b")
     assert config.port == 0

@@ -10,13 +10,14 @@ from cluster.environment import VARIABLES
 from tests.helpers.server import ROOT
 
 _OF_A_SERVER = """
-    --api-server-count --attention-backend --block-size --chat-template
+    --api-server-count --async-scheduling --attention-backend --block-size --chat-template
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
     --data-parallel-start-rank --device --dtype --enable-chunked-prefill
     --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
     --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
-    --no-data-parallel-hybrid-lb --no-enable-chunked-prefill --no-enable-prefix-caching
+    --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-chunked-prefill
+    --no-enable-prefix-caching
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
     --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout
     --tensor-parallel-size --wire-port-range -dp -pp -tp
@@ -24,9 +25,9 @@ _OF_A_SERVER = """
 
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
 _OF_AN_LLM = """
-    --attention-backend --block-size --device --dtype --enable-chunked-prefill
+    --async-scheduling --attention-backend --block-size --device --dtype --enable-chunked-prefill
     --enable-prefix-caching --kv-cache-memory-bytes --log-level --max-model-len
-    --max-num-batched-tokens --max-num-seqs --no-enable-chunked-prefill
+    --max-num-batched-tokens --max-num-seqs --no-async-scheduling --no-enable-chunked-prefill
     --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size
     --scheduling-policy --seed --startup-timeout --tensor-parallel-size -pp -tp
 """

@@ -149,7 +149,7 @@ def test_the_pipeline_is_filled_before_the_core_waits() -> None:
     executor = FakeExecutor(holds=True)
     core = EngineCore(make_config(stages=3, max_num_batched_tokens=8, max_num_seqs=4), executor)
     core.add(core.prepare(make_request("r", 30)))
-    core._schedule()
+    core._fill_stages()
     assert executor.num_held == 3
     executor.release(3)
     core.step(lambda: None)

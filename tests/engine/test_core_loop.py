@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from engine import core_loop, utility
-from engine.config import EngineConfig, ModelConfig, WireConfig
+from engine.config import EngineConfig, ModelConfig, SchedulerConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
 from engine.errors import ExecutorError
@@ -48,10 +49,14 @@ class Harness:
     """A loop with its queues, which ends when all it was given is done."""
 
     def __init__(
-        self, executor: FakeExecutor | None = None, coordinator_index: int | None = None
+        self,
+        executor: FakeExecutor | None = None,
+        coordinator_index: int | None = None,
+        ahead: bool = True,
     ) -> None:
         self.executor = executor or FakeExecutor()
-        self.core = EngineCore(CONFIG, self.executor, num_dropped_messages=lambda: 17)
+        config = replace(CONFIG, scheduler=SchedulerConfig(async_scheduling=ahead))
+        self.core = EngineCore(config, self.executor, num_dropped_messages=lambda: 17)
         self.inbox = EndingInbox()
         self.aborts: AbortQueue = SimpleQueue()
         self.sent: list[tuple[int, EngineCoreOutputs]] = []
@@ -104,10 +109,11 @@ def test_requests_run_to_their_ends() -> None:
     ] == [(0, "a"), (1, "b")]
 
 
-def test_aborts_are_drained_right_after_the_forward_pass() -> None:
+@pytest.mark.parametrize(("ahead", "num_tokens"), [(False, 3), (True, 2)])
+def test_aborts_are_drained_right_after_the_forward_pass(ahead: bool, num_tokens: int) -> None:
     """A request that is aborted during a step gets no token of it, though the ordered queue holds
-    a hundred messages before its abort."""
-    harness = Harness()
+    a hundred messages before its abort; nor of one that was planned ahead."""
+    harness = Harness(ahead=ahead)
 
     def sample(request_id: str, index: int) -> int:
         if index == 3:  # while the fourth forward pass runs
@@ -119,7 +125,7 @@ def test_aborts_are_drained_right_after_the_forward_pass() -> None:
     outputs = harness.run()
 
     assert outputs[-1].finish_reason is FinishReason.ABORT
-    assert sum(len(output.new_token_ids) for output in outputs) == 4 * 3
+    assert sum(len(output.new_token_ids) for output in outputs) == 4 * num_tokens
     assert len(harness.executor.plans) == 4
 
 

@@ -29,7 +29,8 @@ prompts = st.builds(
 class AnyLoad(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(["fcfs", "priority"]),
-        stages=st.sampled_from([1, 2, 3, 3]),
+        # 0: one stage, planned ahead.
+        stages=st.sampled_from([0, 0, 1, 2, 3]),
         caching=st.booleans(),
         chunked=st.booleans(),
         block_size=st.sampled_from([1, 2, 4]),
@@ -57,7 +58,8 @@ class AnyLoad(RuleBasedStateMachine):
             block_size=block_size,
             max_model_len=max_model_len,
             caching=caching,
-            stages=stages,
+            stages=max(1, stages),
+            ahead=not stages,
             policy=policy,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
@@ -95,6 +97,23 @@ class AnyLoad(RuleBasedStateMachine):
             request = make_request(request_id, prompt, output=output, salt=salt or None, **fields)
             self.sent[request_id] = request
             self.engine.add(request)
+
+    @precondition(lambda self: self.engine.received)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def add_next_turn(self, data: st.DataObject, tail: list[int]) -> None:
+        """A prompt that begins with another request and what has come of it, under its salt."""
+        before = self.sent[data.draw(st.sampled_from(sorted(self.engine.received)))]
+        assert before.prompt_token_ids is not None
+        output = [] if before.output_token_ids is None else before.output_token_ids.tolist()
+        tokens = self.engine.received[before.request_id].token_ids
+        prompt = [*before.prompt_token_ids.tolist(), *output, *tokens, *tail]
+        if len(prompt) >= self.max_model_len:
+            return
+        _, at, salt = before.request_id.partition("@")
+        request_id = f"{len(self.sent)}{at}{salt}"
+        request = make_request(request_id, prompt, salt=salt or None, max_tokens=6)
+        self.sent[request_id] = request
+        self.engine.add(request)
 
     @precondition(lambda self: self.engine.core.has_work())
     @rule(count=st.integers(1, 12))

@@ -37,9 +37,11 @@ def make_config(
     max_model_len: int | None = None,
     caching: bool = True,
     stages: int = 1,
+    ahead: bool = False,
     **scheduler: Any,
 ) -> EngineConfig:
-    """An engine with `num_blocks` usable blocks; `scheduler` are fields of SchedulerConfig."""
+    """An engine with `num_blocks` usable blocks; `ahead` plans a step while one runs; `scheduler`
+    are fields of SchedulerConfig."""
     return EngineConfig(
         model=ModelConfig(path="", model_type="simulated", max_model_len=max_model_len),
         wire=WireConfig(request_addresses=(), output_addresses=()),
@@ -48,7 +50,7 @@ def make_config(
             enable_prefix_caching=caching,
             num_gpu_blocks_override=None if num_blocks is None else num_blocks + 1,
         ),
-        scheduler=SchedulerConfig(**scheduler),
+        scheduler=SchedulerConfig(async_scheduling=ahead, **scheduler),
         parallel=ParallelConfig(pipeline_parallel_size=stages),
     )
 
@@ -62,13 +64,14 @@ def make_request(
     client_index: int = 0,
     priority: int = 0,
     arrival_time: float = 0.0,
+    vocab_size: int = 5,
     **sampling: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens. `sampling` are SamplingParams."""
     tokens = range(prompt) if isinstance(prompt, int) else prompt
     return EngineCoreRequest(
         request_id=request_id,
-        prompt_token_ids=np.asarray([token % 5 for token in tokens], dtype="<u4"),
+        prompt_token_ids=np.asarray([token % vocab_size for token in tokens], dtype="<u4"),
         mm_features=None,
         sampling_params=SamplingParams(**sampling),
         pooling_params=None,
@@ -117,6 +120,11 @@ class Received:
         details = [o.details for o in self.outputs if o.details is not None]
         return [d.prompt_logprobs for d in details if d.prompt_logprobs is not None]
 
+    @property
+    def new_logprobs(self) -> list[Logprobs]:
+        details = [o.details for o in self.outputs if o.details is not None]
+        return [d.new_logprobs for d in details if d.new_logprobs is not None]
+
     def _events(self) -> Iterator[Any]:
         for output in self.outputs:
             if output.details is not None:
@@ -124,12 +132,13 @@ class Received:
 
 
 class CoreUnderTest:
-    """An EngineCore over simulated workers, with a clock that ticks once a look."""
+    """An EngineCore over simulated workers, with a clock that ticks once a look, so little that
+    steps are planned ahead at once."""
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
         self.workers = SimulatedWorkers(limits=config.scheduler)
         ticks = itertools.count(1)
-        self.core = EngineCore(config, executor or self.workers, clock=lambda: float(next(ticks)))
+        self.core = EngineCore(config, executor or self.workers, clock=lambda: next(ticks) * 1e-9)
         self.received: dict[str, Received] = {}
 
     def add(self, *requests: EngineCoreRequest) -> None:

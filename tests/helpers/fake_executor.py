@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ExecutorError, RequestFailedError
 from engine.sampling_params import SamplingParams
 from engine.step import (
+    OWN_TOKEN,
     ContinuedRequests,
     KVCacheSpec,
     ModelRunnerOutput,
@@ -47,6 +48,8 @@ class Row:
     num_computed_tokens: int
     block_ids: list[int]
     sampling_params: SamplingParams
+    sampled: int = 0
+    """The token that it sampled last."""
 
 
 @dataclass
@@ -127,10 +130,11 @@ class FakeExecutor:
         future: Future[ModelRunnerOutput] = Future()
         if number == self.raise_at_step:
             raise ZeroDivisionError(f"scripted fault in step {number}")
+        output = self._run(plan)
         if number == self.fail_at_step:
             self._fail(f"worker rank=0 pid=1 died in step {number}", future)
         elif number != self.hang_at_step:
-            self._answer(future, self._run(plan))
+            self._answer(future, output)
         return future
 
     def statistics(self) -> Sequence[WorkerStats]:
@@ -195,7 +199,7 @@ class FakeExecutor:
                 prompt_logprobs[request_id] = _logprobs(known_next, width)
             if row.num_computed_tokens == len(row.token_ids):
                 index = len(row.token_ids) - row.num_prompt_tokens
-                sampled[request_id] = self.script(request_id, index)
+                row.sampled = sampled[request_id] = self.script(request_id, index)
                 if row.sampling_params.logprobs is not None:
                     logprobs[request_id] = _logprobs(1, row.sampling_params.logprobs)
         return ModelRunnerOutput(
@@ -226,7 +230,7 @@ class FakeExecutor:
         ):
             row = self.rows[request_id]
             assert row.num_computed_tokens == computed, f"{request_id}: computed tokens differ"
-            row.token_ids += unpack_tokens(tokens)
+            row.token_ids += [row.sampled] if tokens == OWN_TOKEN else unpack_tokens(tokens)
             row.block_ids += blocks
 
     def _compute(self, request_id: str, row: Row, count: int) -> None:

@@ -8,6 +8,9 @@ of its own tokens: whatever the scheduler shared, freed, handed on or took over 
 
     plan -> rows as `engine.step` tells -> writes of all requests -> reads of all -> samples
 
+A step whose requests have all ended with the tokens that were sampled last is left out, as real
+workers do: nothing is written, so nobody may count on it.
+
 The next token is a function of the context, so each request has one right answer, which
 `right_answer` gives without any of this. A salt is made part of the context by way of the request
 id ("7@salt"), as it may not share blocks with other salts.
@@ -23,6 +26,8 @@ from engine.codec import Decoder, Encoder, unpack_tokens
 from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.step import (
+    NO_TOKEN,
+    OWN_TOKEN,
     KVCacheSpec,
     ModelRunnerOutput,
     NewRequest,
@@ -70,9 +75,7 @@ def right_answer(
     for token in [*prompt, *output]:
         context = next_context(context, token)
     tokens = list(output)
-    ends = {*params.stop_token_ids}
-    if not params.ignore_eos:
-        ends |= {*params.eos_token_ids}
+    ends = _ends(params)
     while True:
         tokens.append(next_token(context, len(tokens), params, vocab_size))
         context = next_context(context, tokens[-1])
@@ -80,6 +83,11 @@ def right_answer(
             return tokens[len(output) :], FinishReason.STOP
         if len(tokens) == params.max_tokens or len(prompt) + len(tokens) == max_model_len:
             return tokens[len(output) :], FinishReason.LENGTH
+
+
+def _ends(params: SamplingParams) -> set[int]:
+    eos = () if params.ignore_eos else params.eos_token_ids
+    return {*params.stop_token_ids, *eos}
 
 
 @dataclass
@@ -96,11 +104,21 @@ class Row:
     first_context: int
     sampled: int | None = None
     """Sampled by the last step, not yet heard of again."""
+    sampled_step: int = 0
+    has_ended: bool = False
+    """With its last token, as far as a worker can tell."""
 
     def append(self, token_id: int) -> None:
         before = self.contexts[-1] if self.contexts else self.first_context
         self.token_ids.append(token_id)
         self.contexts.append(next_context(before, token_id))
+
+    def append_own(self) -> None:
+        """Put in the token that was sampled last, and see whether it is the end."""
+        assert self.sampled is not None, "no token of its own"
+        self.append(self.sampled)
+        params, num_output = self.sampling_params, len(self.token_ids) - self.num_prompt_tokens
+        self.has_ended = self.sampled in _ends(params) and num_output >= params.min_tokens
 
 
 @dataclass
@@ -112,6 +130,10 @@ class SimulatedWorkers:
     limits: SchedulerConfig = field(default_factory=SchedulerConfig)
     plans: list[SchedulerOutput] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)
+    num_ahead: int = 0
+    """Rows that went on with a token of their own."""
+    num_left_out: int = 0
+    """Steps that had nothing but ended requests."""
 
     def load(self) -> Sequence[WorkerReport]:
         return [
@@ -155,6 +177,8 @@ class SimulatedWorkers:
             self._join(new)
         self._go_on(plan)
         self._check_shape(plan)
+        if all(self.rows[request_id].has_ended for request_id in plan.num_scheduled_tokens):
+            return self._leave_out(plan)
         written: set[int] = set()
         for request_id, count in plan.num_scheduled_tokens.items():
             self._write(request_id, self.rows[request_id], count, written)
@@ -189,12 +213,23 @@ class SimulatedWorkers:
         ):
             row = self.rows[request_id]
             assert row.num_computed_tokens == num_computed, f"{request_id}: computed tokens differ"
-            new = unpack_tokens(tokens)
-            assert new == ([] if row.sampled is None else [row.sampled]), f"{request_id}: {new}"
+            if tokens == OWN_TOKEN:
+                assert row.sampled_step == plan.step - 1, f"{request_id}: a token of long ago"
+                row.append_own()
+                self.num_ahead += 1
+            else:
+                new = unpack_tokens(tokens)
+                assert new == ([] if row.sampled is None else [row.sampled]), f"{request_id}: {new}"
+                for token in new:
+                    row.append(token)
             row.sampled = None
-            for token in new:
-                row.append(token)
             row.block_ids += blocks
+
+    def _leave_out(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        self.num_left_out += 1
+        request_ids = list(plan.num_scheduled_tokens)
+        tokens = np.full(len(request_ids), NO_TOKEN, dtype="<u4")
+        return ModelRunnerOutput(plan.step, request_ids, tokens)
 
     def _check_shape(self, plan: SchedulerOutput) -> None:
         new = [request.request_id for request in plan.new_requests]
@@ -246,6 +281,7 @@ class SimulatedWorkers:
                 num_output = len(row.token_ids) - row.num_prompt_tokens
                 token = next_token(row.contexts[-1], num_output, params, self.vocab_size)
                 row.sampled = sampled[request_id] = token
+                row.sampled_step = plan.step
                 if params.logprobs is not None:
                     logprobs[request_id] = _logprobs([token])
         return ModelRunnerOutput(

@@ -1,12 +1,14 @@
 """Rows persist between steps, and a step's flat inputs are those of the scheduled requests."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from engine.codec import pack_tokens, token_array
 from engine.sampling_params import SamplingParams
-from engine.step import ContinuedRequests, KVCacheSpec, NewRequest, SchedulerOutput
+from engine.step import OWN_TOKEN, ContinuedRequests, KVCacheSpec, NewRequest, SchedulerOutput
 from workers.input_batch import InputBatch, Step
 
 SPEC = KVCacheSpec(
@@ -19,9 +21,11 @@ def batch() -> InputBatch:
     return InputBatch(SPEC, torch.device("cpu"))
 
 
-def new(name: str, token_ids: list[int], block_ids: list[int], computed: int = 0) -> NewRequest:
+def new(
+    name: str, token_ids: list[int], block_ids: list[int], computed: int = 0, **params: Any
+) -> NewRequest:
     return NewRequest(
-        name, token_array(token_ids), len(token_ids), computed, block_ids, SamplingParams()
+        name, token_array(token_ids), len(token_ids), computed, block_ids, SamplingParams(**params)
     )
 
 
@@ -66,6 +70,54 @@ def test_continued_requests_grow(batch: InputBatch) -> None:
     assert made.input_ids.tolist() == [6, 7, 8]
     assert made.layout.slot_mapping.tolist() == [5 * 4 + 3, 9 * 4, 6 * 4 + 2]
     assert made.sampling_ids == ["a", "b"]
+
+
+def test_a_row_goes_on_with_the_token_that_it_sampled(batch: InputBatch) -> None:
+    """Where the plan has OWN_TOKEN; what the core has accepted it sends, in the same plan."""
+    made = step(
+        batch,
+        SchedulerOutput(1, {"a": 2, "b": 1}, [new("a", [1, 2], [5]), new("b", [4], [6])]),
+    )
+    batch.keep_sampled(made, np.array([77, 88], np.uint32))
+    grown = ContinuedRequests(["b", "a"], [1, 2], [OWN_TOKEN, pack_tokens([66])], [[], []])
+    plan = SchedulerOutput(2, {"b": 1, "a": 1}, continued=grown)
+    assert batch.update(plan).token_ids.tolist() == [88, 66]
+    made = batch.prepare(plan)
+    assert made.input_ids.tolist() == [88, 66]
+    assert made.positions.tolist() == [1, 2]
+
+
+def test_who_has_ended_with_its_own_token_is_known(batch: InputBatch) -> None:
+    """Once all that a plan schedules has: by end or stop tokens, not before `min_tokens`."""
+    ends: dict[str, Any] = {"eos_token_ids": (8, 9), "stop_token_ids": (7,)}
+    made = step(
+        batch,
+        SchedulerOutput(
+            1,
+            {"a": 1, "b": 1, "c": 1},
+            [
+                new("a", [1], [5], **ends),
+                new("b", [2], [6], ignore_eos=True, **ends),
+                new("c", [3], [7], min_tokens=2, **ends),
+            ],
+        ),
+    )
+    batch.keep_sampled(made, np.array([9, 9, 7], np.uint32))
+    grown = ContinuedRequests(["a", "b", "c"], [1, 1, 1], [OWN_TOKEN] * 3, [[]] * 3)
+    batch.update(SchedulerOutput(2, {"a": 1, "b": 1, "c": 1}, continued=grown))
+
+    def has_only_ended(*names: str) -> bool:
+        return batch.has_only_ended(SchedulerOutput(2, dict.fromkeys(names, 1)))
+
+    assert [has_only_ended(name) for name in "abc"] == [True, False, False]
+    assert not has_only_ended("a", "b")
+    made = batch.prepare(SchedulerOutput(2, {"a": 1, "b": 1, "c": 1}))
+    batch.keep_sampled(made, np.array([1, 7, 8], np.uint32))
+    grown = ContinuedRequests(["b", "c"], [2, 2], [OWN_TOKEN] * 2, [[]] * 2)
+    batch.update(SchedulerOutput(3, {"b": 1, "c": 1}, continued=grown))
+    assert has_only_ended("a", "b", "c")
+    batch.update(SchedulerOutput(4, {"a": 1}, [new("a", [1], [5])], dropped_request_ids=["a"]))
+    assert not has_only_ended("a")
 
 
 def test_rows_are_given_to_the_next(batch: InputBatch) -> None:

@@ -80,7 +80,7 @@ def test_every_end_token_is_masked_until_min_tokens_are_out() -> None:
         SamplingParams(min_tokens=2, eos_token_ids=(1, 6), stop_token_ids=(7,)), output=(3,)
     )
     edits = LogitEdits(params, VOCAB, ids([]), ids([3]))
-    edits.append([4])
+    edits.append(4)
     logits = torch.zeros(1, VOCAB)
     logit_edits.apply(logits, [(0, edits)])
 

@@ -51,9 +51,7 @@ def generate(
         logits = random_logits(1, seed=step).repeat(1 + len(beside), 1)
         sampled = sampler.sample(logits, [*beside, request_id])
         tokens.append(int(sampled.token_ids[-1]))
-        for neighbour, token in zip(beside, sampled.token_ids, strict=False):
-            sampler.append(neighbour, [int(token)])
-        sampler.append(request_id, [tokens[-1]])
+        sampler.append([*beside, request_id], sampled.token_ids.astype(np.int64))
     return tokens
 
 
