@@ -24,8 +24,8 @@ class Executor(Protocol):
         """Allocate the KV tensors on all ranks, and warm up."""
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run one step. Several may be under way, the core's limit is one for each pipeline stage;
-        replies come in order."""
+        """Run one step. Several may be under way, the core's limit is one for each pipeline stage,
+        or two where steps are planned ahead; replies come in order."""
 
     def statistics(self) -> Sequence[WorkerStats]: ...
 

@@ -1,13 +1,16 @@
 """EngineCore: start-up, schedule, execute, update; aborts and failures in between."""
 
+import itertools
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
+from engine.config import ParallelConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, ContextLengthError, ExecutorError
 from engine.step import ModelRunnerOutput, SchedulerOutput
-from engine.wire import FinishReason, Phase
+from engine.wire import EngineCoreRequest, FinishReason, Phase
 from tests.helpers.engine_core import CoreUnderTest, make_config, make_request
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.simulated_workers import SimulatedWorkers
@@ -154,6 +157,88 @@ def test_the_pipeline_is_filled_before_the_core_waits() -> None:
     executor.release(3)
     core.step(lambda: None)
     assert core.num_steps == 1
+
+
+# -------------------------------------------------------------------------------- planned ahead
+
+
+class Witness(SimulatedWorkers):
+    """Writes down what a core does, in order: "plan 3", "out 2"."""
+
+    def __init__(self, tick_s: float = 1e-9, **settings: object) -> None:
+        config = make_config(**settings)  # type: ignore[arg-type]
+        super().__init__(limits=config.scheduler)
+        self.log: list[str] = []
+        self.most_in_flight = 0
+        ticks = itertools.count()
+        self.core = EngineCore(config, self, clock=lambda: next(ticks) * tick_s)
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        self.log.append(f"plan {plan.step}")
+        self.most_in_flight = max(self.most_in_flight, 1 + len(self.core._in_flight))
+        return super().execute(plan)
+
+    def run(self, *requests: EngineCoreRequest) -> list[str]:
+        for request in requests:
+            self.core.add(self.core.prepare(request))
+        while self.core.has_work():
+            for outputs in self.core.step(lambda: None).values():
+                self.log += [f"out {self.core.num_steps}" for _ in outputs.outputs]
+        return self.log
+
+
+def test_steps_are_planned_ahead_by_one() -> None:
+    """The next step is with the workers before the one that runs has ended, and no further one."""
+    workers = Witness(ahead=True)
+    log = workers.run(make_request("r", max_tokens=4))
+    assert log == ["plan 1", "plan 2", "out 1", "plan 3", "out 2", "plan 4", "out 3", "out 4"]
+    assert workers.most_in_flight == 2
+    assert workers.num_ahead == 3
+
+
+def test_planned_ahead_or_not_a_request_takes_as_many_steps() -> None:
+    """Its length is known beforehand, so nothing is planned beyond it."""
+    for ahead in (False, True):
+        workers = Witness(ahead=ahead)
+        workers.run(make_request("a", max_tokens=4), make_request("b", [3] * 90, max_tokens=1))
+        assert len(workers.plans) == 4
+
+
+def test_who_comes_while_a_step_runs_has_a_part_in_the_next() -> None:
+    """The plan is made late, and what has come is taken just before."""
+    engine = CoreUnderTest(make_config(ahead=True))
+    engine.add(make_request("old", max_tokens=9))
+    engine.core.step(lambda: None, take=lambda: engine.add(make_request("new", [4] * 3)))
+    assert engine.scheduled(-1) == {"old": 1, "new": 3}
+
+
+def test_who_is_aborted_while_a_step_runs_has_no_part_in_the_next() -> None:
+    """Nor does a step run in which nobody has a part."""
+    engine = CoreUnderTest(make_config(ahead=True))
+    engine.add(make_request("r", max_tokens=9))
+    engine.core.step(lambda: None, take=lambda: engine.core.abort(["r"]))
+    engine.run()
+    assert len(engine.workers.plans) == 1
+
+
+def test_outputs_go_first_when_a_step_ends_sooner_than_expected() -> None:
+    """Then the workers wait for the next plan, as they do without planning ahead."""
+    workers = Witness(ahead=True, tick_s=1.0)  # so long that plans are never due
+    log = workers.run(make_request("r", 1, max_tokens=4))
+    assert log[:3] == ["plan 1", "plan 2", "out 1"]  # nobody knew how long it would take
+    assert log[3:] == ["out 2", "plan 3", "out 3", "plan 4", "out 4"]
+
+
+def test_several_ranks_and_stages_are_not_planned_ahead() -> None:
+    """Only the rank that samples has the tokens, so the setting is for one worker alone."""
+    for parallel, is_ahead in (
+        (ParallelConfig(), True),
+        (ParallelConfig(tensor_parallel_size=2), False),
+        (ParallelConfig(pipeline_parallel_size=2), False),
+        (ParallelConfig(data_parallel_size=2), True),
+    ):
+        assert replace(make_config(ahead=True), parallel=parallel).plans_ahead == is_ahead
+        assert not replace(make_config(ahead=False), parallel=parallel).plans_ahead
 
 
 def test_the_phase_says_what_the_core_is_doing() -> None:

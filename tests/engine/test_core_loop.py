@@ -140,6 +140,26 @@ def test_an_abort_finds_a_request_that_still_waits_in_the_inbox() -> None:
     assert not harness.executor.plans
 
 
+def test_who_comes_while_a_step_runs_is_in_the_plan_that_is_made_ahead() -> None:
+    """The loop looks for messages once more before that."""
+    harness = Harness()
+
+    def sample(request_id: str, index: int) -> int:
+        if request_id == "old" and index == 0:
+            harness.add("new", max_tokens=1)
+        return 1
+
+    harness.executor.script = sample
+    harness.add("old", max_tokens=3)
+    harness.run()
+
+    assert [list(plan.num_scheduled_tokens) for plan in harness.executor.plans] == [
+        ["old"],
+        ["old", "new"],
+        ["old"],
+    ]
+
+
 def test_aborts_do_not_pile_up_in_an_idle_core() -> None:
     """Without forward passes nobody drains the second queue, so the first does."""
     harness = Harness()

@@ -7,7 +7,8 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request
-from engine.step import ModelRunnerOutput
+from engine.sampling_params import SamplingParams
+from engine.step import NO_TOKEN, ModelRunnerOutput
 from engine.wire import EventKind, FinishReason
 from tests.helpers.engine_core import CoreUnderTest, make_config, make_request
 from tests.helpers.simulated_workers import right_answer
@@ -401,6 +402,52 @@ def test_a_token_of_before_the_preemption_is_dropped() -> None:
     scheduler.update(again, engine.workers.execute(again).result())
     sent = [output for output in scheduler.take_outputs()[0] if output.new_token_ids]
     assert [output.request_id for output in sent] == ["b"]
+
+
+# -------------------------------------------------------------------------------- planned ahead
+
+
+def test_a_row_after_the_end_is_in_vain() -> None:
+    """Who stops has a row in the step that was planned before; it brings nobody anything, and the
+    others go on."""
+    engine = make(ahead=True)
+    stop = right_answer("r", [2], SamplingParams(max_tokens=5), vocab_size=5, max_model_len=99)[0]
+    engine.add(make_request("r", [2], stop_token_ids=(stop[0],)))
+    engine.add(make_request("other", [2, 2], max_tokens=6))
+    engine.step()
+    assert engine.received["r"].finish_reasons == [FinishReason.STOP]
+    assert list(engine.scheduled()) == ["r", "other"]
+    engine.step()
+    assert engine.workers.plans[-1].dropped_request_ids == ["r"]
+    engine.run()
+    assert engine.received["r"].token_ids == stop[:1]
+    assert len(engine.received["other"].token_ids) == 6
+    assert engine.core.stats().num_generation_tokens == 7
+
+
+def test_a_block_that_is_filled_ahead_is_found_once_its_token_is_known() -> None:
+    """Planned ahead or not, the next turn finds as much of the last one."""
+    found = []
+    for ahead in (False, True):
+        engine = make(ahead=ahead, block_size=2)
+        engine.add(make_request("turn 1", 5, max_tokens=7))
+        engine.run()
+        history = [*range(5), *engine.received["turn 1"].token_ids]
+        engine.add(make_request("turn 2", [*history, 1], max_tokens=1))
+        engine.run()
+        found.append(engine.received["turn 2"].num_cached_tokens)
+    assert found == [10, 10]
+
+
+def test_a_live_request_without_a_token_is_an_error() -> None:
+    """Workers leave out who has ended; were they wrong, the stream would go on with nonsense."""
+    engine = make()
+    engine.add(make_request("r"))
+    plan = engine.core._scheduler.schedule(0.0)
+    assert plan is not None
+    reply = ModelRunnerOutput(1, ["r"], np.full(1, NO_TOKEN, dtype="<u4"))
+    with pytest.raises(RuntimeError, match=r"left out <Request r .*>, which has not ended"):
+        engine.core._scheduler.update(plan, reply)
 
 
 # ------------------------------------------------------------------------ events and statistics
