@@ -14,6 +14,7 @@ their workers), coordinator, reservation, folder. `library` does the same for an
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,12 +72,15 @@ def resolve_model(options: EngineOptions, variables: Environment) -> ResolvedMod
     return ResolvedModel(name=options.model, path=folder, model_type=model_type)
 
 
-def serve(config: ServeConfig, http_sockets: Sequence[socket.socket]) -> int:
+def serve(
+    config: ServeConfig, http_sockets: Sequence[socket.socket], *stop_signals: signal.Signals
+) -> int:
     """Run a server until it is stopped or something that it needs dies. Main thread only.
 
     Args:
         config: what was asked for.
         http_sockets: one for each API server; they listen already (`http_socket.listen`).
+        stop_signals: by default those that reach a whole process group.
 
     Returns:
         The exit code: 0 after a stop, 1 after a death.
@@ -88,7 +92,7 @@ def serve(config: ServeConfig, http_sockets: Sequence[socket.socket]) -> int:
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR", str(config.environment.cache_dir / "torchinductor")
     )
-    with stop_on_signals() as stop, ipc_folder(config.environment.rpc_base_path) as folder:
+    with stop_on_signals(*stop_signals) as stop, ipc_folder(config.environment.rpc_base_path) as folder:
         server = _Server(config, http_sockets, folder)
         try:
             code = server.front.run(server.start, stop)
