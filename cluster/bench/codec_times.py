@@ -78,6 +78,13 @@ def measure() -> dict[str, list[float]]:
     return found
 
 
+def request_us(num_tokens: int) -> float:
+    """Microseconds to encode and to decode a request of so many tokens."""
+    name = f"request of {num_tokens:,} tokens"
+    found = _encode_and_decode(name, *_requests(num_tokens))
+    return found[f"encode, {name}"][0] + found[f"decode, {name}"][0]
+
+
 def _requests(num_tokens: int) -> tuple[Message, Message]:
     """The same as lists and as ours."""
     ours = _request(num_tokens)

@@ -1,4 +1,6 @@
-"""Streamed completions over HTTP, and the time of every event. Used by `raywire bench serve`.
+"""Completions over HTTP, and the time of every event. Used by `raywire bench serve`.
+
+An answer that is not streamed is one event.
 
 A connection of asyncio with httptools' parser, both of which a server of ours needs anyway: there
 is nothing to install, and the client takes little of a machine that it often shares with the server
@@ -261,6 +263,7 @@ class _Connection(asyncio.Protocol):
         self._end: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""
+        self._is_stream = True
         self._now_s = 0.0
 
     async def exchange(self, request: bytes, answer: Answer) -> None:
@@ -301,9 +304,16 @@ class _Connection(asyncio.Protocol):
 
     # ----------------------------------------------------------------------------- from the parser
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._is_stream = not value.startswith(b"application/json")
+
     def on_body(self, body: bytes) -> None:
         if self._parser.get_status_code() != 200:
             self._rest = (self._rest + body)[:_MAX_ERROR_BYTES]
+            return
+        if not self._is_stream:
+            self._rest += body
             return
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
@@ -322,6 +332,8 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if (status := self._parser.get_status_code()) != 200:
             self._answer.error = f"HTTP {status}: {self._rest.decode(errors='replace')}"
+        elif not self._is_stream:
+            self._on_event(_decode(self._rest))
         self.is_reusable = self.is_reusable and self._parser.should_keep_alive()
         if self._end is not None and not self._end.done():
             self._end.set_result(None)

@@ -30,18 +30,21 @@ from engine.wire import EngineCoreRequest
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1000
 _TOKEN = 3
-_KV_BUDGET_BYTES = 1 << 22
+_MAX_LENGTH = 1 << 17
+_KV_TOKENS = 1 << 22
+"""Of the KV cache; a byte each, since nothing is in it."""
 
 
 class InstantWorkers:
     """Implements `engine.executor.Executor`: token 3 for everybody who samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_tokens: int = _KV_TOKENS) -> None:
+        self._kv_tokens = kv_tokens
         self._missing: dict[str, int] = {}
         """Prompt tokens that a request has yet to compute."""
 
     def load(self) -> Sequence[WorkerReport]:
-        return [WorkerReport(0, "float32", VOCAB_SIZE, 4096, 1, _KV_BUDGET_BYTES)]
+        return [WorkerReport(0, "float32", VOCAB_SIZE, _MAX_LENGTH, 1, self._kv_tokens)]
 
     def initialize_kv_cache(self, spec: KVCacheSpec) -> None: ...
 

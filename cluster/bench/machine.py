@@ -6,7 +6,6 @@ Read from /proc, so that a user's installation needs nothing more.
 import contextlib
 import os
 import platform
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +18,43 @@ BUSY_SHARE = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+_ARITHMETIC = {
+    "amx_tile": "AMX",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "asimd": "NEON",
+}
+"""What a processor computes with, the best first: flag to name."""
+
+
 def describe() -> str:
-    """Processor, cores and memory in a line."""
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            name = line.partition(":")[2].strip()
-            break
+    """Processor, what it computes with, cores and memory in a line."""
+    facts = _cpu_facts(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts:
+        name += f" (family {facts['cpu family']}, model {facts.get('model', '?')})"
+    if (best := arithmetic(facts.get("flags") or facts.get("Features") or "")) is not None:
+        name += f" with {best}"
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release()}"
+    return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {_kernel_version()}"
+
+
+def arithmetic(flags: str) -> str | None:
+    """The widest arithmetic among a processor's flags: two of a name may differ in it."""
+    present = set(flags.split())
+    return next((name for flag, name in _ARITHMETIC.items() if flag in present), None)
+
+
+def _cpu_facts(cpuinfo: str) -> dict[str, str]:
+    """Of the first core in /proc/cpuinfo."""
+    pairs = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _kernel_version() -> str:
+    """6.18.44 of 6.18.44-so-and-so."""
+    return platform.release().partition("-")[0]
 
 
 @dataclass(slots=True)
@@ -36,7 +63,7 @@ class Load:
 
     wall_s: float = 0.0
     ours: float = 0.0
-    """Share of all cores that went to the processes we started (and have waited for)."""
+    """Share of all cores that went to this process and what it has started."""
     others: float = 0.0
     """Share that went to everybody else: figures taken beside much of it are no figures."""
 
@@ -46,16 +73,22 @@ class Load:
 
 
 @contextmanager
-def watch() -> Iterator[Load]:
-    """Fill in a `Load` when the block ends. What runs in it must have ended by then."""
+def watch(*bystanders: "Tree") -> Iterator[Load]:
+    """Fill in a `Load` when the block ends. Ours is this process and all below it, but for
+    `bystanders`, which should do nothing meanwhile: they count as others."""
     load = Load()
-    began, busy_before, ours_before = time.monotonic(), busy_s(), _our_cpu_s()
+    own = Tree(os.getpid())
+
+    def ours_s() -> float:
+        return own.cpu_s() - sum(tree.cpu_s() for tree in bystanders)
+
+    began, busy_before, ours_before = time.monotonic(), busy_s(), ours_s()
     try:
         yield load
     finally:
         load.wall_s = time.monotonic() - began
         capacity = max(load.wall_s * (os.cpu_count() or 1), 1e-9)
-        ours = _our_cpu_s() - ours_before
+        ours = ours_s() - ours_before
         load.ours = ours / capacity
         load.others = min(1.0, max(0.0, busy_s() - busy_before - ours) / capacity)
 
@@ -72,11 +105,6 @@ def busy_s() -> float:
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _idle, _iowait, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
-
-
-def _our_cpu_s() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +156,7 @@ class Tree:
         return found
 
     def cpu_s(self) -> float:
-        """User and system time of all that live."""
+        """User and system time of all that live, and of what these have started and waited for."""
         found = [_stat(pid) for pid in self.pids()]
         return sum(each.cpu_s for each in found if each is not None)
 
@@ -164,9 +192,8 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return _Stat(
-        int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19])
-    )
+    ticks = sum(map(int, fields[11:15]))  # user and system: its own, and of waited-for children
+    return _Stat(int(fields[1]), ticks / _TICKS_PER_S, int(fields[19]))
 
 
 def _all_pids() -> list[int]:

@@ -1,8 +1,9 @@
 """`raywire bench ring`: how fast wire 2 is, and what it costs at rest.
 
 Round trip: a payload one way to all readers, two bytes back from the first of them over a ring of
-its own. `step` is the executor's whole way: plan, encode, ring, decode, a worker that does nothing,
-and back to the future.
+its own. `beside busy threads` is the same while as many processes compute as there are cores.
+`step` is the executor's whole way: plan, encode, ring, decode, a worker that does nothing, and back
+to the future.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 
 from cluster.bench import machine
+from cluster.bench.busy import busy_threads
 from cluster.bench.results import Measured, Results
 from engine.config import EngineConfig, ModelConfig, ParallelConfig, WireConfig
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
@@ -40,11 +42,16 @@ def measure_ring(readers: Sequence[int], rounds: int, repeats: int) -> Results:
     with machine.watch() as load:
         for num_readers in readers:
             with contextlib.ExitStack() as stack:
-                bench = _Bench(num_readers, stack)
+                bench = RingBench(num_readers, stack)
+                who = _so_many(num_readers, "reader")
                 for _ in range(repeats):
-                    for size, samples in bench.measure(rounds):
-                        trips[f"{size}, {_so_many(num_readers, 'reader')}"].append(samples)
-                name = f"idle, {_so_many(num_readers, 'reader')}"
+                    for size, (num_bytes, share) in _SIZES.items():
+                        samples = bench.round_trips_us(num_bytes, max(10, int(rounds * share)))
+                        trips[f"{size}, {who}"].append(samples)
+                with busy_threads():
+                    name = f"1 KiB, {who}, beside busy threads"
+                    trips[name] += [bench.round_trips_us(1 << 10, rounds) for _ in range(repeats)]
+                name = f"idle, {who}"
                 idle[name] = [[bench.idle_cores()] for _ in range(repeats)]
         for num_workers in readers:
             with contextlib.closing(_executor(num_workers)) as executor:
@@ -65,7 +72,7 @@ def _so_many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count > 1)}"
 
 
-class _Bench:
+class RingBench:
     """A broadcast ring and processes that read from it, the first of which answers."""
 
     def __init__(self, num_readers: int, stack: contextlib.ExitStack) -> None:
@@ -81,13 +88,12 @@ class _Bench:
         self._writer = RingWriter(calls, peers)
         self._reader = RingReader(answers, 0, peers[0])
 
-    def measure(self, rounds: int) -> Iterator[tuple[str, list[float]]]:
-        """Microseconds of round trips, by size."""
-        for size, (num_bytes, share) in _SIZES.items():
-            payload = bytes(num_bytes)
-            for _ in range(_NUM_WARM_UP):
-                self._round_trip_us(payload)
-            yield size, [self._round_trip_us(payload) for _ in range(max(10, int(rounds * share)))]
+    def round_trips_us(self, num_bytes: int, rounds: int) -> list[float]:
+        """Microseconds of each."""
+        payload = bytes(num_bytes)
+        for _ in range(_NUM_WARM_UP):
+            self._round_trip_us(payload)
+        return [self._round_trip_us(payload) for _ in range(rounds)]
 
     def _round_trip_us(self, payload: bytes) -> float:
         began_s = time.perf_counter()

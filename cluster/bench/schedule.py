@@ -36,11 +36,11 @@ def measure_schedule(running: Sequence[int], rounds: int, repeats: int) -> Resul
     with machine.watch() as load:
         for _ in range(repeats):
             for count in running:
-                for part, samples in _decode(count, rounds).items():
+                for part, samples in decode_us(count, rounds).items():
                     figures[f"{part}, {count:,} running", "µs"].append(samples)
-                figures[f"admission of {count:,}", "µs"].append(_admission(count))
+                figures[f"admission of {count:,}", "µs"].append(admission_us(count))
             for size in (BLOCK_SIZE, 128):
-                figures[f"hashing, block {size}", "µs/1k tokens"].append(_hashing(size))
+                figures[f"hashing, block {size}", "µs/1k tokens"].append(hashing_us(size))
     return Results(
         "schedule",
         {"running": list(running), "rounds": rounds, "repeats": repeats},
@@ -58,16 +58,21 @@ def sorted_by_part(
     return sorted(figures.items(), key=lambda item: order.get(item[0][0].partition(",")[0], 9))
 
 
-def _decode(count: int, rounds: int) -> dict[str, list[float]]:
-    core = _make_core(count, rounds)
+def decode_us(
+    count: int, rounds: int, prompt_tokens: int = _PROMPT_TOKENS
+) -> dict[str, list[float]]:
+    """Microseconds of each step of so many requests, by part; `step` is the sum."""
+    core = _make_core(count, rounds, prompt_tokens)
     encoder, buffer = Encoder(), bytearray()
     times: dict[str, list[float]] = {name: [] for name in _PARTS}
     core.step(lambda: None)  # the prompts
-    scheduler, executor = core._scheduler, core.executor
+    scheduler, in_flight = core._scheduler, core._in_flight
     for _ in range(rounds):
         plan = _timed(times["schedule"], lambda: scheduler.schedule(time.monotonic()))
         assert plan is not None
-        reply = executor.execute(plan).result()
+        in_flight.append((plan, core.executor.execute(plan)))
+        plan, future = in_flight.popleft()  # where steps are planned ahead, an older one
+        reply = future.result()
         _timed(times["plan"], lambda plan=plan: encoder.encode_into(plan, buffer))  # type: ignore[misc]
         outputs = _timed(
             times["update"],
@@ -78,11 +83,11 @@ def _decode(count: int, rounds: int) -> dict[str, list[float]]:
     return {"step": [sum(each) for each in parts], **times}
 
 
-def _make_core(count: int, max_tokens: int) -> EngineCore:
+def _make_core(count: int, max_tokens: int, prompt_tokens: int = _PROMPT_TOKENS) -> EngineCore:
     core = EngineCore(engine_config(), InstantWorkers())
     for number in range(count):
         noise = np.random.default_rng(number)
-        prompt = noise.integers(0, 5, _PROMPT_TOKENS, dtype=np.uint32)
+        prompt = noise.integers(0, 5, prompt_tokens, dtype=np.uint32)
         request = make_request(f"request-{number:032d}", prompt, max_tokens + 2)
         core.add(core.prepare(request))
     return core
@@ -95,8 +100,8 @@ def _update(
     return core._collect()
 
 
-def _admission(count: int) -> list[float]:
-    """The first schedule of that many fresh requests."""
+def admission_us(count: int) -> list[float]:
+    """Microseconds of the first schedule of that many fresh requests."""
     times: list[float] = []
     for _ in range(_NUM_TRIES):
         core = _make_core(count, 1)
@@ -104,8 +109,8 @@ def _admission(count: int) -> list[float]:
     return times
 
 
-def _hashing(block_size: int) -> list[float]:
-    """Of a long prompt, per 1,000 tokens."""
+def hashing_us(block_size: int) -> list[float]:
+    """Microseconds for 1,000 tokens of a long prompt."""
     tokens = np.random.default_rng(1).integers(0, 1 << 17, _HASHED_TOKENS).astype("<u4").tobytes()
     times: list[float] = []
     for _ in range(_NUM_TRIES):

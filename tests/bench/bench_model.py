@@ -59,7 +59,16 @@ def main(
     cache_dir = environment.read(os.environ).cache_dir
     folder = resolve(model, cache_dir=cache_dir)
     variants = {"kernels": str(cache_dir)} | ({} if without_torch else {"torch": None})
-    drivers = {name: _driver(folder, threads, kernels) for name, kernels in variants.items()}
+    spec = KVCacheSpec(
+        num_blocks=1500,
+        block_size=BLOCK_SIZE,
+        max_model_len=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+    )
+    drivers = {
+        name: make_driver(folder, threads, kernels, spec) for name, kernels in variants.items()
+    }
     rows: dict[str, dict[str, Took]] = {}
     with machine.watch() as load:
         for _ in range(rounds):
@@ -99,7 +108,8 @@ def _cases(batches: str, prompts: str, steps: int) -> Iterator[tuple[str, Measur
         yield f"prefill {length}", partial(_prefill, length=length)
 
 
-def _driver(folder: Path, threads: int, kernel_cache_dir: str | None) -> Any:
+def make_driver(folder: Path, threads: int, kernel_cache_dir: str | None, spec: KVCacheSpec) -> Any:
+    """A worker in this process, with its model loaded, and who writes its plans."""
     config = worker_config(folder)
     executor = replace(config.executor, num_threads=threads, kernel_cache_dir=kernel_cache_dir)
     config = replace(config, executor=executor)
@@ -108,13 +118,6 @@ def _driver(folder: Path, threads: int, kernel_cache_dir: str | None) -> Any:
     from tests.helpers.plan_driver import PlanDriver
     from tests.helpers.worker_settings import loaded_worker
 
-    spec = KVCacheSpec(
-        num_blocks=1500,
-        block_size=BLOCK_SIZE,
-        max_model_len=4096,
-        max_num_seqs=64,
-        max_num_batched_tokens=4096,
-    )
     worker = loaded_worker(config, spec)
     return PlanDriver(worker.execute_model, block_size=BLOCK_SIZE, num_blocks=spec.num_blocks)
 
@@ -134,17 +137,18 @@ def _decode(driver: Any, size: int, steps: int) -> Iterator[tuple[float, float]]
     driver.step(sequences, budget=1 << 20)
     driver.step(sequences)
     for _ in range(steps):
-        yield _timed(lambda: driver.step(sequences))
+        yield timed(lambda: driver.step(sequences))
     _drop(driver, sequences)
 
 
 def _prefill(driver: Any, length: int) -> Iterator[tuple[float, float]]:
     sequences = _sequences(1, length)
-    yield _timed(lambda: driver.step(sequences, budget=1 << 20))
+    yield timed(lambda: driver.step(sequences, budget=1 << 20))
     _drop(driver, sequences)
 
 
-def _timed(call: Callable[[], object]) -> tuple[float, float]:
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of wall and of processor time."""
     wall, cpu = time.perf_counter(), time.process_time()
     call()
     return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3

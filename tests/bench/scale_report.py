@@ -9,7 +9,7 @@ from cluster.bench.wire import PROMPT_TOKENS, Trips
 from tests.bench.bench_route import NUM_RANKS, NUM_TRACKED
 from tests.bench.data_parallel import ROLES, ScaleResult
 from tests.bench.ray_start import RayStart
-from tests.bench.report import table
+from tests.bench.summary import table
 
 BEGIN, END = "<!-- bench dp: begin -->", "<!-- bench dp: end -->"
 

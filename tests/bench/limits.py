@@ -1,0 +1,117 @@
+"""What this machine could do at most: bytes and arithmetic a second, measured, not looked up.
+
+    python -m tests.bench.limits
+
+Reading: the sum of 512 MiB, which no cache holds. Arithmetic: the best of square matmuls in float32
+and bfloat16, which torch's libraries do nearly as fast as the processor can. All cores, the best of
+several. Beside it stands what a step of a model has to read and to compute.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_READ_BYTES = 1 << 29
+_PROBE_SIZE = 256
+_SIZES = (1024, 2048)
+_NUM_TRIES = 7
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    bytes_per_s: float
+    flop_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a figure could be at most, or at least, on this machine."""
+
+    value: float
+    """In the figure's unit."""
+    by: str
+    """What bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What a dense decoder has to do, whoever computes it. Attention comes on top."""
+
+    layer_params: int
+    head_params: int
+
+    def decode_ms(self, machine: Machine, batch: int, bytes_per_param: float = 2) -> Limit:
+        """Every weight is read once for the batch, and multiplied for each request."""
+        params = self.layer_params + self.head_params
+        return _slowest_ms(machine, params * bytes_per_param, 2 * params * batch)
+
+    def prefill_ms(self, machine: Machine, num_tokens: int, bytes_per_param: float = 2) -> Limit:
+        """Only the last token needs the head."""
+        flop = 2 * (self.layer_params * num_tokens + self.head_params)
+        return _slowest_ms(machine, (self.layer_params + self.head_params) * bytes_per_param, flop)
+
+
+def _slowest_ms(machine: Machine, num_bytes: float, flop: float) -> Limit:
+    reading = Limit(num_bytes / machine.bytes_per_s * 1e3, "memory")
+    computing = Limit(flop / machine.flop_per_s * 1e3, "arithmetic")
+    return max(reading, computing, key=lambda limit: limit.value)
+
+
+def model_work(folder: Path) -> ModelWork:
+    """From the headers of the weight files."""
+    head = layers = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            count = math.prod(tensor["shape"])
+            if "embed_tokens" in name or "lm_head" in name:
+                head = max(head, count)  # an embedding that is not tied is only looked up
+            else:
+                layers += count
+    return ModelWork(layers, head)
+
+
+def measure(environ: Mapping[str, str]) -> Machine:
+    """In a process of its own, which gives the memory back."""
+    words = [sys.executable, "-m", "tests.bench.limits"]
+    found = subprocess.run(
+        words, env=dict(environ), capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    return Machine(**json.loads(found.stdout))
+
+
+def _best_s(run: Callable[[], object]) -> float:
+    def took_s() -> float:
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    return min(took_s() for _ in range(_NUM_TRIES))
+
+
+def _measure_here() -> Machine:
+    import torch  # what imports this module for its arithmetic does without
+
+    def flop_per_s(dtype: torch.dtype, size: int) -> float:
+        left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
+        return 2 * size**3 / _best_s(lambda: left @ right)
+
+    # A small one first: bfloat16 takes seconds where the processor has no arithmetic for it.
+    fastest = max((torch.float32, torch.bfloat16), key=lambda dtype: flop_per_s(dtype, _PROBE_SIZE))
+    content = torch.ones(_READ_BYTES // 4)
+    return Machine(
+        _READ_BYTES / _best_s(content.sum), max(flop_per_s(fastest, size) for size in _SIZES)
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_measure_here())))  # noqa: T201

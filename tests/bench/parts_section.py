@@ -1,0 +1,173 @@
+"""`--only parts`: ring, codec, scheduler, block hashes and the engine's own step, without a model.
+
+The peer's parts run in a process of their own (`vllm_parts`), ours in this one; they take turns.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench import codec_times
+from cluster.bench.busy import busy_threads
+from cluster.bench.offline_run import Prompts
+from cluster.bench.ring import RingBench
+from cluster.bench.schedule import decode_us, hashing_us
+from tests.bench.engines import Engine, wait_at_rest
+from tests.bench.figures import Figure, Recorder, Side
+from tests.bench.obedient import Obedient
+from tests.helpers.scripted_models import make_slow_model
+
+_ROUNDS = 200
+_MODEL_STEP_S = 0.02
+_PROMPT_TOKENS = 16
+_OUTPUT_TOKENS = 50
+_HASHED_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class PartSettings:
+    tiny: Path
+    """A model folder that the peer understands."""
+    repeats: int
+    logs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    key: str
+    ours: Callable[[], float]
+    command: str
+    """The peer's."""
+    arguments: Mapping[str, int]
+    is_busy: bool = False
+    """Beside as many busy processes as there are cores."""
+    scale: float = 1.0
+    """Of microseconds to the row's unit."""
+
+
+def measure_parts(
+    engines: Sequence[Engine], settings: PartSettings, say: Callable[[str], None]
+) -> dict[str, Figure]:
+    """All rows of parts."""
+    recorder = Recorder()
+    with ExitStack() as stack:
+        rings = {count: RingBench(count, stack) for count in (1, 2)}
+        peers = [
+            stack.enter_context(
+                engine.commands("vllm_parts.py", {"model": str(settings.tiny)}, settings.logs)
+            )
+            for engine in engines[1:]
+        ]
+        for part in _parts(rings):
+            _take_turns(part, peers, settings.repeats, recorder, say)
+    _measure_overhead(engines[0], settings, recorder, say)
+    return recorder.figures()
+
+
+def _parts(rings: Mapping[int, RingBench]) -> list[Part]:
+    def ring(key: str, readers: int, size: int, rounds: int, scale: float = 1.0) -> Part:
+        return Part(
+            key,
+            lambda: statistics.median(rings[readers].round_trips_us(size, rounds)),
+            "ring",
+            {"num_readers": readers, "num_bytes": size, "rounds": rounds},
+            is_busy=key.endswith("busy"),
+            scale=scale,
+        )
+
+    return [
+        ring("ring-1k", 2, 1 << 10, 1000),
+        ring("ring-1k-busy", 2, 1 << 10, 100),
+        ring("ring-12m", 1, 12 << 20, 20, scale=1e-3),
+        *(
+            Part(
+                f"codec-{count // 1000}k",
+                lambda count=count: codec_times.request_us(count),  # type: ignore[misc]
+                "codec",
+                {"num_tokens": count},
+            )
+            for count in (1000, 100_000)
+        ),
+        *(
+            Part(
+                f"schedule-{count}",
+                lambda count=count: statistics.median(  # type: ignore[misc]
+                    decode_us(count, _ROUNDS)["step"]
+                ),
+                "schedule",
+                {"running": count, "rounds": _ROUNDS},
+            )
+            for count in (1, 32, 256)
+        ),
+        Part(
+            "hash",
+            lambda: statistics.median(hashing_us(16)),
+            "hash",
+            {"num_tokens": _HASHED_TOKENS},
+        ),
+    ]
+
+
+def _take_turns(
+    part: Part,
+    peers: Sequence[Obedient],
+    repeats: int,
+    recorder: Recorder,
+    say: Callable[[str], None],
+) -> None:
+    """The first of each is to warm up, or to start the peer's readers."""
+    trees = [peer.tree for peer in peers]
+    for number in range(1 + repeats):
+        for side, run in _sides(part, peers):
+            wait_at_rest(*trees)
+            bystanders = trees if side == "ours" else []
+            with busy_threads() if part.is_busy else nullcontext():
+                if not number:
+                    run()
+                    continue
+                with recorder.turn(side, *bystanders) as found:
+                    found[part.key] = run() * part.scale
+            say(f"{part.key}, {side}: {found[part.key]:.4g}")
+
+
+def _sides(part: Part, peers: Sequence[Obedient]) -> list[tuple[Side, Callable[[], float]]]:
+    sides: list[tuple[Side, Callable[[], float]]] = [("ours", part.ours)]
+    for peer in peers:
+        sides.append(
+            ("theirs", lambda peer=peer: float(peer.ask(part.command, **part.arguments)))  # type: ignore[misc]
+        )
+    return sides
+
+
+def _measure_overhead(
+    ours: Engine, settings: PartSettings, recorder: Recorder, say: Callable[[str], None]
+) -> None:
+    """A step of the whole engine less the time that the scripted model waits in it: scheduling,
+    both rings, the worker's batch and sampler, and of the client what does not happen beside it."""
+    model = make_slow_model(settings.logs, step_delay_s=_MODEL_STEP_S)
+    arguments = {"engine": "raywire", "model": str(model), "options": {"log_level": "WARNING"}}
+    with ours.commands("llm_commands.py", arguments, settings.logs, "-scripted") as child:
+        for count in (16, 256):
+            for number in range(1 + settings.repeats):
+                with recorder.turn("ours") as found:
+                    whole_ms = step_ms(child, model, count, seed=number)
+                    if number:
+                        found[f"overhead-{count}"] = whole_ms - _MODEL_STEP_S * 1e3
+            say(f"overhead-{count}: {found[f'overhead-{count}']:.3f} ms")
+
+
+def step_ms(child: Obedient, model: Path, count: int, seed: int) -> float:
+    """Milliseconds of a decode step of so many requests, of an engine that is up."""
+    prompts = [
+        item["prompt_token_ids"]
+        for item in Prompts(str(model), _PROMPT_TOKENS, seed=seed).take(count)
+    ]
+    one_s, all_s = (
+        child.ask("generate", prompts=prompts, num_tokens=length, sampling={"temperature": 0.0})[
+            "took_s"
+        ]
+        for length in (1, _OUTPUT_TOKENS)
+    )
+    return float(all_s - one_s) / (_OUTPUT_TOKENS - 1) * 1e3

@@ -1,0 +1,124 @@
+"""All figures as one table, and in words where the peer wins and which bars are missed."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from string import ascii_lowercase
+
+from cluster.bench.results import number
+from tests.bench.figures import Figure, Run
+from tests.bench.rows import ROWS, Row
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def summary(figures: Mapping[str, Figure]) -> str:
+    """The part of the document between BEGIN and END."""
+    shown = [(row, figures[row.key]) for row in ROWS if row.key in figures]
+    letters = _letters(figure.run for _, figure in shown)
+    lines = [*_verdicts(shown), *_table(shown, letters), *_runs(letters)]
+    return "\n".join([BEGIN, *lines, END, ""])
+
+
+def _letters(runs: Iterable[Run | None]) -> dict[Run, str]:
+    """A letter for each run."""
+    distinct = dict.fromkeys(run for run in runs if run is not None)
+    return dict(zip(distinct, ascii_lowercase, strict=False))
+
+
+def _table(shown: Sequence[tuple[Row, Figure]], letters: Mapping[Run, str]) -> Iterator[str]:
+    columns = ["what", "vLLM", "raywire", "times as good", "bar", "limit here", "run"]
+    yield from table(
+        columns,
+        [
+            [
+                row.label,
+                _value(figure.theirs, row) + (f" ({row.peer})" if row.peer != "vLLM" else ""),
+                _value(figure.ours, row),
+                ratio(figure, row),
+                _bar(figure, row),
+                _limit(figure, row),
+                letters.get(figure.run, "") if figure.run is not None else "",
+            ]
+            for row, figure in shown
+        ],
+    )
+
+
+def _value(samples: Sequence[float], row: Row) -> str:
+    if not samples:
+        return "–"
+    return f"{number(statistics.median(samples))} {row.unit}".rstrip()
+
+
+def ratio(figure: Figure, row: Row) -> str:
+    """The median over the turns, in bold where ours is better, and least and most of them; a star
+    where others had the machine."""
+    ratios = figure.ratios(row.is_rate)
+    mark = "\\*" if figure.is_spoiled else ""
+    if not ratios:
+        return mark
+    middle = statistics.median(ratios)
+    text = f"**{middle:.2f}**" if middle > 1 else f"{middle:.2f}"
+    if len(ratios) > 1:
+        text += f" ({min(ratios):.2f}–{max(ratios):.2f})"
+    return text + mark
+
+
+def _bar(figure: Figure, row: Row) -> str:
+    if row.bar is None:
+        return ""
+    shown = row.bar.shown(row.unit)
+    match row.bar.is_met(figure, row.is_rate):
+        case True:
+            return f"{shown}: met"
+        case False:
+            return f"{shown}: **missed**"
+        case None:
+            return shown
+
+
+def _limit(figure: Figure, row: Row) -> str:
+    """The limit, what it is bound by, and which share of it we reach."""
+    if figure.limit is None:
+        return ""
+    middle = statistics.median(figure.ours)
+    limit = figure.limit
+    share = middle / limit.value if row.is_rate else limit.value / middle
+    return f"{number(limit.value)} {row.unit}, {limit.by}: {share:.0%}"
+
+
+def _verdicts(shown: Sequence[tuple[Row, Figure]]) -> Iterator[str]:
+    compared = [
+        (row, statistics.median(ratios))
+        for row, figure in shown
+        if row.peer == "vLLM" and (ratios := figure.ratios(row.is_rate))
+    ]
+    if compared:
+        lost = [f"{row.label} ({middle:.2f})" for row, middle in compared if middle < 1]
+        num_won = len(compared) - len(lost)
+        yield f"Of {len(compared)} rows beside vLLM, raywire is ahead in {num_won}."
+        yield f"**vLLM wins**: {'; '.join(lost)}." if lost else "vLLM wins none of them."
+    missed = [
+        row.label
+        for row, figure in shown
+        if row.bar is not None and row.bar.is_met(figure, row.is_rate) is False
+    ]
+    yield f"**Bars missed**: {'; '.join(missed)}." if missed else "No bar is missed."
+    if any(figure.is_spoiled for _, figure in shown):
+        yield "What has a \\* was taken while others had more than 5% of the cores: measure again."
+    yield ""
+
+
+def _runs(letters: Mapping[Run, str]) -> Iterator[str]:
+    for run, letter in letters.items():
+        versions = f"raywire {run.raywire}" + (f", vLLM {run.vllm}" if run.vllm else "")
+        yield f"- {letter}: {run.date}, `{run.command}`; {run.machine}; {versions}"
+    if letters:
+        yield ""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, and an empty one: labels on the left, numbers to the right of them."""
+    for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
+        yield f"| {' | '.join(cells)} |"
+    yield ""
