@@ -28,6 +28,7 @@ from engine.errors import ConfigError
 from workers import resources
 from workers.attention import select
 from workers.kv_cache import check_fits
+from workers.lean_imports import lean_imports
 from workers.parallel import Parallel
 from workers.pipeline_parallel import keep_stage
 from workers.supported import weight_files
@@ -138,7 +139,8 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     config.pad_token_id = None  # of no use without padding; costs checks in every forward pass
     select.register()
     try:
-        with _parameters_on_meta(), initialization.no_init_weights():
+        # The model's own module is imported here.
+        with lean_imports(), _parameters_on_meta(), initialization.no_init_weights():
             return AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=select.IMPLEMENTATION
             )

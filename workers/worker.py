@@ -18,6 +18,7 @@ from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerR
 from workers import resources, script, scripted
 from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
+from workers.lean_imports import lean_imports
 from workers.model_runner import Model, ModelRunner
 from workers.parallel import Parallel, Place
 from workers.sampler import Sampler
@@ -164,10 +165,11 @@ class Worker:
     def _load_causal_lm(self) -> WorkerReport:
         # transformers takes two to three seconds to import, which the scripted model need not wait
         # for.
-        from workers import linear, loader, patcher
-        from workers.attention import native
-        from workers.attention.select import select_backend
-        from workers.causal_lm import CausalLM
+        with lean_imports():
+            from workers import linear, loader, patcher
+            from workers.attention import native
+            from workers.attention.select import select_backend
+            from workers.causal_lm import CausalLM
 
         settings = self._config
         self._device = _choose_device(settings, self._rank)
