@@ -92,7 +92,10 @@ def serve(
     os.environ.setdefault(
         "TORCHINDUCTOR_CACHE_DIR", str(config.environment.cache_dir / "torchinductor")
     )
-    with stop_on_signals(*stop_signals) as stop, ipc_folder(config.environment.rpc_base_path) as folder:
+    with (
+        stop_on_signals(*stop_signals) as stop,
+        ipc_folder(config.environment.rpc_base_path) as folder,
+    ):
         server = _Server(config, http_sockets, folder)
         try:
             code = server.front.run(server.start, stop)
