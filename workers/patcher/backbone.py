@@ -5,11 +5,10 @@ it knows how positions become rotary embeddings, and runs the layers one by one 
 not our kernel's.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from workers.attention.native import NativeAttention
 from workers.forward_context import current
@@ -22,6 +21,13 @@ from workers.patcher.norm import RMSNorm
 from workers.patcher.probe import Differs, agree, has_hooks
 from workers.patcher.rotary import RotaryTables
 from workers.pipeline_parallel import PassThrough
+
+
+class BackboneOutput(NamedTuple):
+    """What is asked of transformers' class of that kind, which takes longer to make than some
+    kernels run."""
+
+    last_hidden_state: Tensor
 
 
 class FusedBackbone(nn.Module):
@@ -71,22 +77,22 @@ class FusedBackbone(nn.Module):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **unused: object,
-    ) -> BaseModelOutputWithPast:
+    ) -> BackboneOutput:
         """transformers' interface, for one flat batch: `[1, T]` ids and positions, `[1, T, hidden]`
         states. States that are given are overwritten."""
         context = current()
         if not isinstance(context.backend, NativeAttention):
-            output: BaseModelOutputWithPast = self.original(
+            output = self.original(
                 input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, use_cache=False
             )
-            return output
+            return BackboneOutput(output.last_hidden_state)
         assert position_ids is not None
         if self._rotary.cover(context.layout.max_seq_len):
             self._stack.set_tables(self._rotary.tables)
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         states = states.contiguous()
         self._stack.run(states[0], position_ids[0], context.layout, context.kv_cache)
-        return BaseModelOutputWithPast(last_hidden_state=states)
+        return BackboneOutput(states)
 
 
 def replace_backbone(module: nn.Module, backend: NativeLinear) -> FusedBackbone | None:
