@@ -17,7 +17,9 @@ import click
 from click.core import ParameterSource
 
 from cluster import environment
+from cluster.batch.cli import make_run_batch
 from cluster.bench.cli import bench, latency, throughput
+from cluster.chat.cli import chat, complete
 from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS, Environment
@@ -345,6 +347,8 @@ def cli() -> None:
     raywire serve scripted     no weights at all, for trying a deployment
     raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
     raywire plan demo -dp 2    the same of a server on this machine or Ray cluster
+    raywire chat               talk to a running server; `complete` for base models
+    raywire run-batch          a file of requests into a file of results
     raywire bench serve        what clients see of a running server
     """
 
@@ -473,6 +477,17 @@ def _serve_config(model: str, flags: dict[str, Any], variables: Environment) -> 
     return ServeConfig(engine=EngineOptions(model=model, **engine), environment=variables, **flags)
 
 
+def _batch_config(model: str, flags: dict[str, Any]) -> ServeConfig:
+    """The settings of the server of a batch. Quieter, unless asked: there is a progress bar."""
+    variables = environment.read(os.environ)
+    flags["log_level"] = flags["log_level"] or variables.log_level or "WARNING"
+    config = _serve_config(model, flags, variables)
+    log.configure("raywire", config.log_level)
+    for warning in environment.warnings(os.environ):
+        logger.warning("%s", warning)
+    return config
+
+
 def _read(file: Path | None) -> str | None:
     """The text of a file that a flag names."""
     try:
@@ -489,6 +504,9 @@ _LLM_FLAGS = {field.name for field in dataclasses.fields(EngineOptions)} - {
 for _command in (latency, throughput):
     _command.params += [param for param in serve.params if param.name in _LLM_FLAGS]
 cli.add_command(bench)
+cli.add_command(make_run_batch(serve, _batch_config))
+cli.add_command(chat)
+cli.add_command(complete)
 
 
 # -------------------------------------------------------------------------------------------- run

@@ -23,6 +23,10 @@ _OF_A_SERVER = """
     --tensor-parallel-size --wire-port-range -dp -pp -tp
 """
 
+_NOT_OF_A_BATCH = """
+    --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-start-rank --host
+    --no-data-parallel-hybrid-lb --port --shutdown-timeout
+"""
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
 _OF_AN_LLM = """
     --async-scheduling --attention-backend --block-size --device --dtype --enable-chunked-prefill
@@ -47,6 +51,13 @@ _OF_A_BENCH = {
 
 FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
 """A dry run takes the command line of the real one."""
+FLAGS["run-batch"] = (
+    "-i -o --api-key --input-file --max-concurrency --model --output-file --url "
+    + (" ".join(sorted(set(_OF_A_SERVER.split()) - set(_NOT_OF_A_BATCH.split()))))
+)
+FLAGS["complete"] = """--api-key --max-tokens --model --model-name --quick --stats --temperature
+    --url -q"""
+FLAGS["chat"] = f"--system-prompt {FLAGS['complete']}"
 FLAGS |= {f"bench {name}": f"{flags} {_RESULTS}" for name, flags in _OF_A_BENCH.items()}
 
 ENVIRONMENT = """

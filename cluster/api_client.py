@@ -1,0 +1,202 @@
+"""The client's side of an OpenAI-compatible server: used by `run-batch`, `chat` and `complete`.
+
+Aiohttp does the HTTP. No proxy of the environment is used: a server of one's own is meant.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from engine.errors import ConfigError, ServerError
+
+_CONNECT_S = 10.0
+_MAX_MESSAGE_CHARS = 500
+_JSON = {"Content-Type": "application/json"}
+
+
+class AnswerError(ServerError):
+    """The server has refused a request, or has broken off its answer; the message says why."""
+
+
+class ApiClient:
+    """Connections to one server.
+
+    Args:
+        base_url: with or without `/v1` at its end.
+        api_key: sent as a bearer token.
+        max_connections: at a time.
+
+    Raises:
+        ConfigError: `base_url` is no URL of HTTP.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None = None, max_connections: int = 100
+    ) -> None:
+        self.base_url = _without_version(base_url)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        # An answer takes as long as it takes: there may be a queue before it.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=max_connections), headers=headers, timeout=timeout
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send JSON. Raises what aiohttp raises."""
+        url = self.base_url + path
+        async with self._session.post(url, data=body, headers=_JSON) as response:
+            yield response
+
+    async def is_ready(self) -> bool:
+        """Whether a server of ours is there and has loaded its model."""
+        try:
+            async with self._session.get(f"{self.base_url}/ready") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def first_model(self) -> str:
+        """The name of the first model that is served.
+
+        Raises:
+            ConfigError: there is no such server, or it does not let us in.
+        """
+        url = f"{self.base_url}/v1/models"
+        try:
+            async with self._session.get(url) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConfigError(
+                f"no server answers at {self.base_url} ({reason(error)}); start one with"
+                " `raywire serve MODEL` or name another one with --url"
+            ) from error
+        if response.status != 200:
+            raise ConfigError(f"{url}: {error_message(response.status, content)}")
+        try:
+            return msgspec.json.decode(content, type=_Models).data[0].id
+        except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
+            raise ConfigError(f"{url} lists no model: is it an OpenAI-compatible API?") from error
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator["Event"]:
+        """Send a request and give its events as they come.
+
+        Raises:
+            AnswerError: the server is gone, refuses the request, or breaks off.
+        """
+        try:
+            async with self.post(path, msgspec.json.encode({**body, "stream": True})) as response:
+                if response.status != 200:
+                    raise AnswerError(error_message(response.status, await response.read()))
+                async for data in _events(response.content):
+                    event = msgspec.json.decode(data, type=Event)
+                    if event.error is not None:
+                        raise AnswerError(event.error.message)
+                    yield event
+        except (aiohttp.ClientError, OSError) as error:
+            raise AnswerError(f"{self.base_url} does not answer: {reason(error)}") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise AnswerError(f"not what an OpenAI-compatible server answers: {error}") from error
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events, up to the `[DONE]`."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()):
+                if data == b"[DONE]":
+                    return
+                yield data
+
+
+def error_message(status: int, content: bytes) -> str:
+    """What an answer says of its failure, in one line."""
+    try:
+        message = msgspec.json.decode(content, type=_Failure).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        message = content.decode(errors="replace")
+    return f"HTTP {status}: {' '.join(message.split())[:_MAX_MESSAGE_CHARS]}"
+
+
+def reason(error: BaseException) -> str:
+    """Why there is no connection, in few words."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        error = error.os_error
+    if isinstance(error, TimeoutError):
+        return f"no connection within {_CONNECT_S:.0f} s"
+    text = error.strerror if isinstance(error, OSError) and error.errno else None
+    return text or str(error) or type(error).__name__
+
+
+def _without_version(base_url: str) -> str:
+    try:
+        url = urlsplit(base_url)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"{base_url} is no URL such as http://127.0.0.1:8000")
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+# ------------------------------------------------------------------------------------ the answers
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Failure(msgspec.Struct):
+    error: _Error
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta = _Delta()
+    finish_reason: str | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream, of chat or completion."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: _Error | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model says."""
+        return "".join(choice.text or choice.delta.content or "" for choice in self.choices)
+
+    @property
+    def reasoning(self) -> str:
+        """What it thinks, where the server tells that apart."""
+        deltas = (choice.delta for choice in self.choices)
+        return "".join(delta.reasoning or delta.reasoning_content or "" for delta in deltas)
