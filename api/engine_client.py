@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,6 +88,8 @@ class EngineClient:
         self.balancer = LoadBalancer(num_engines, client_index)
         self.death: EngineDeadError | None = None
         """The first cause, once an engine core is gone for good."""
+        self.ready_at = 0.0
+        """When all engine cores had said READY, on the monotonic clock."""
         self.on_stats: Callable[[int, SchedulerStats], None] | None = None
         """Called with each engine core's statistics as they come."""
         self.on_load: Callable[[int, EngineLoad], None] | None = None
@@ -174,6 +177,7 @@ class EngineClient:
             cause = f"{who} within {timeout_s:.0f} s from {names}"
             self._declare_dead(missing[0].index, cause, is_first=True)
         self._raise_if_dead()
+        self.ready_at = time.monotonic()
         return [engine.ready for engine in self.engines if engine.ready is not None]
 
     def _unreported(self) -> list[EngineHandle]:

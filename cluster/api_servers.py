@@ -77,6 +77,7 @@ class ApiServers:
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._num_loaded = 0
+        self._first_loaded_at = 0.0
         self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
@@ -213,13 +214,14 @@ class ApiServers:
                 case Loaded(ready):
                     with self._lock:
                         self._num_loaded += 1
+                        self._first_loaded_at = self._first_loaded_at or time.monotonic()
                         self._pulse.take(index, time.monotonic())
                         is_last = self._num_loaded == len(self._configs)
                     if is_last and self.death is None:
                         self._is_serving = True
                         for channel in self._channels:
                             channel.send(Serve())
-                        self._on_ready(ready)
+                        self._on_ready(ready, time.monotonic() - self._first_loaded_at)
                 case Refusal(text):
                     self._refusal = self._refusal or text
                 case Death(engine_index, cause, is_first):

@@ -20,7 +20,8 @@ from engine.errors import EngineDeadError
 from engine.lifecycle import StopFlag, set_title
 from engine.wire import EngineReady, Fingerprint
 
-OnReady = Callable[[Sequence[EngineReady]], None]
+OnReady = Callable[[Sequence[EngineReady], float], None]
+"""With what the engine cores have said, and the seconds since all of them have."""
 
 
 class Front(Protocol):
@@ -114,7 +115,7 @@ class OwnApiServer:
 
     async def _may_serve(self, ready: Sequence[EngineReady]) -> None:
         """There is no other API server to wait for."""
-        self._on_ready(ready)
+        self._on_ready(ready, time.monotonic() - self._client.ready_at)
 
     def bind(self, wires: Sequence[ServerWires]) -> None:
         [own] = wires

@@ -162,15 +162,20 @@ class _Server:
             raise ConfigError(death.cause)
         return code
 
-    def _on_ready(self, all_ready: Sequence[EngineReady]) -> None:
+    def _on_ready(self, all_ready: Sequence[EngineReady], handshake_s: float) -> None:
         """Requests are served: nobody needs the sockets' names any more, and the log gets the
         start-up times and the address."""
         self._folder.remove()
         slowest = max(all_ready, key=lambda ready: ready.load_s)
-        self._waterfall.mark_before("spawn", slowest.load_s)
-        self._waterfall.mark_before("workers", slowest.weights_s + slowest.kv_cache_s)
-        self._waterfall.mark_before("weights", slowest.kv_cache_s)
-        self._waterfall.mark("kv_cache")
+        stages = {
+            "model_code": slowest.imports_s,
+            "weights": slowest.weights_s,
+            "kernels": slowest.kernels_s,
+            "warm_up": slowest.kv_cache_s,
+        }
+        workers_s = slowest.load_s - sum(stages.values())
+        stages = {"workers": workers_s, **stages, "handshake": handshake_s}
+        self._waterfall.mark_chain("spawn", stages)
         logger.info("ready total=%.1fs %s", self._waterfall.total_s, self._waterfall)
         logger.info("serving at %s", self._url)
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -31,6 +31,14 @@ class Waterfall:
         end = max(self._last, self._clock() - seconds)
         self._stages[stage] = self._stages.get(stage, 0.0) + end - self._last
         self._last = end
+
+    def mark_chain(self, first: str, chain: Mapping[str, float]) -> None:
+        """`first` ends, and then stages that took so many seconds each, the last of them now."""
+        left_s = sum(chain.values())
+        self.mark_before(first, left_s)
+        for stage, seconds in chain.items():
+            left_s -= seconds
+            self.mark_before(stage, left_s)
 
     @property
     def total_s(self) -> float:

@@ -67,7 +67,8 @@ class EngineCore:
         self.kv_cache_size_tokens = size.num_tokens
         self.vocab_size = min(report.vocab_size for report in reports)
         self.dtype = reports[0].dtype
-        self.weights_s = max(report.load_s for report in reports)
+        self.slowest = max(reports, key=lambda report: report.load_s)
+        """Of the workers: the others have waited for it."""
         self._check_budget()
         loaded_at = clock()
         executor.initialize_kv_cache(

@@ -190,6 +190,7 @@ class EngineProcess:
         return self._output
 
     def _ready(self, core: EngineCore) -> EngineReady:
+        slowest = core.slowest
         ready = EngineReady(
             engine_index=self._engine_index,
             epoch=self._config.wire.epoch,
@@ -202,7 +203,9 @@ class EngineProcess:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             fingerprint=fingerprint.take(self._config.model.path),
             load_s=time.monotonic() - self._began,
-            weights_s=core.weights_s,
+            imports_s=slowest.imports_s,
+            weights_s=slowest.load_s - slowest.imports_s - slowest.kernels_s,
+            kernels_s=slowest.kernels_s,
             kv_cache_s=core.kv_cache_s,
             has_prefix_cache=self._config.cache.enable_prefix_caching,
         )

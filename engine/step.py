@@ -104,6 +104,10 @@ class WorkerReport(Message, frozen=True):
     load_s: float = 0.0
     description: str = ""
     """Device, threads and attention back end, for the log."""
+    imports_s: float = 0.0
+    """Of `load_s`: importing the model's code,"""
+    kernels_s: float = 0.0
+    """and building kernels, packing weights for them and proving them equal."""
 
 
 class WorkerStats(Message, frozen=True):

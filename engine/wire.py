@@ -223,6 +223,10 @@ class EngineReady(Message, frozen=True):
     """and all of them this on allocating the KV cache and warming up."""
     has_prefix_cache: bool = True
     """Whether it finds earlier prompts' blocks again (`--enable-prefix-caching`)."""
+    imports_s: Seconds = 0.0
+    """Of `load_s`, before the weights: importing the model's code;"""
+    kernels_s: Seconds = 0.0
+    """after them: building kernels, packing weights and proving both right."""
 
 
 class Logprobs(Message, frozen=True):

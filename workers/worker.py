@@ -165,12 +165,14 @@ class Worker:
     def _load_causal_lm(self) -> WorkerReport:
         # transformers takes two to three seconds to import, which the scripted model need not wait
         # for.
+        began = time.monotonic()
         with lean_imports():
             from workers import linear, loader, patcher
             from workers.attention import native
             from workers.attention.select import select_backend
             from workers.causal_lm import CausalLM
 
+        imports_s = time.monotonic() - began
         settings = self._config
         self._device = _choose_device(settings, self._rank)
         torch.set_num_threads(resources.num_threads(settings))
@@ -181,6 +183,7 @@ class Worker:
         )
         num_local = resources.num_local_workers(settings)
         loaded = loader.load(settings.model, self._parallel, self._device, num_local)
+        began = time.monotonic()
         packed = linear.choose(
             *(loaded.dtype, self._device, settings.executor.kernel_cache_dir),
             torch.get_num_threads(),
@@ -189,6 +192,7 @@ class Worker:
             patcher.patch(loaded.model, packed)
             if settings.executor.attention_backend is None and native.can_attend(loaded.config):
                 backend = native.NativeAttention(packed.kernels)
+        kernels_s = time.monotonic() - began
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
         max_len = int(loaded.config.max_position_embeddings)
         return WorkerReport(
@@ -203,6 +207,8 @@ class Worker:
             description=f"device={self._device} attention={backend.name}"
             f" linear={packed.name if packed else 'torch'}"
             f" threads={torch.get_num_threads()} layers={len(model.layers)}",
+            imports_s=imports_s,
+            kernels_s=kernels_s,
         )
 
     def _make_runner(self, spec: KVCacheSpec) -> ModelRunner:

@@ -41,3 +41,14 @@ def test_another_clock_never_makes_a_stage_negative() -> None:
 def test_this_process_has_an_age() -> None:
     """Read from the kernel, so interpreter and imports count."""
     assert 0 < process_age_s() < 3600
+
+
+def test_stages_of_another_process_follow_each_other_up_to_now() -> None:
+    """Known by how long they took; what is left of the time is the stage before them."""
+    clock = Clock()
+    waterfall = Waterfall(0.5, clock)
+    clock.now += 10.0
+    waterfall.mark_chain("spawn", {"workers": 2.0, "weights": 3.0, "handshake": 1.0})
+
+    assert str(waterfall) == "imports=0.5s spawn=4.0s workers=2.0s weights=3.0s handshake=1.0s"
+    assert waterfall.total_s == 10.5
