@@ -118,43 +118,42 @@ class Sampler:
         if edited:
             logit_edits.apply(logits, [(row, self._edits[request_ids[row]]) for row in edited])
         maxima = token_choice.group_maxima(logits)
-        tokens = token_choice.argmax(logits, maxima)
+        tokens = token_choice.argmax(logits, maxima).cpu().numpy()
         if random:
-            rows = self._tensor(random)
-            tokens[rows] = self._draw(logits, maxima, rows, [request_ids[row] for row in random])
+            tokens[random] = self._draw(logits, maxima, random, request_ids)
 
         logprobs: dict[str, Logprobs] = {}
         if unchanged := [row for row in reported if row not in changing]:
             logprobs |= self._report(logits, unchanged, unchanged, tokens, request_ids)
         if raw is not None:
             logprobs |= self._report(raw, list(range(len(kept))), kept, tokens, request_ids)
-        return SampledTokens(tokens.cpu().numpy().astype(np.uint32), logprobs)
+        return SampledTokens(tokens.astype(np.uint32), logprobs)
 
     def _draw(
-        self, logits: Tensor, maxima: Tensor, rows: Tensor, request_ids: Sequence[str]
-    ) -> Tensor:
-        """Return a random token for each of the rows, which belong to the given requests."""
-        slots = self._slots(request_ids)
+        self, logits: Tensor, maxima: Tensor, rows: list[int], request_ids: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Return a random token for each of the rows."""
+        slots = self._slots([request_ids[row] for row in rows])
         uniform = noise.uniforms(self._table.key[slots], self._table.num_output[slots])
         cuts = token_choice.Cuts(
-            temperature=self._tensor(self._table.temperature[slots]),
-            top_k=self._tensor(self._table.top_k[slots]),
-            top_p=self._tensor(self._table.top_p[slots]),
-            min_p=self._tensor(self._table.min_p[slots]),
+            temperature=self._table.temperature[slots],
+            top_k=self._table.top_k[slots],
+            top_p=self._table.top_p[slots],
+            min_p=self._table.min_p[slots],
         )
-        return token_choice.choose(logits, maxima, rows, cuts, self._tensor(uniform))
+        return token_choice.choose(logits, maxima, np.array(rows), cuts, uniform)
 
     def _report(
         self,
         logits: Tensor,
         logit_rows: list[int],
         rows: list[int],
-        tokens: Tensor,
+        tokens: NDArray[np.int64],
         request_ids: Sequence[str],
     ) -> dict[str, Logprobs]:
         """Return the log probabilities of the tokens of `rows`, by request id. Their raw logits are
         in `logit_rows`, in the same order."""
-        found = row_logprobs(logits, self._tensor(logit_rows), tokens[self._tensor(rows)])
+        found = row_logprobs(logits, self._tensor(logit_rows), self._tensor(tokens[rows]))
         return {
             request_ids[row]: found.of(slice(i, i + 1), self._num_logprobs[request_ids[row]])
             for i, row in enumerate(rows)
@@ -171,7 +170,7 @@ class Sampler:
         self._num_unseeded += 1
         return noise.nth_key(self._default_key, self._num_unseeded)
 
-    def _tensor(self, values: list[int] | NDArray[np.float64] | NDArray[np.int64]) -> Tensor:
+    def _tensor(self, values: list[int] | NDArray[np.int64]) -> Tensor:
         return torch.as_tensor(values).to(self._device, non_blocking=True)
 
 

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 GROUP = 128
 
@@ -34,20 +38,23 @@ _FARTHEST = 745.0
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How each of some rows is to be drawn, `[n]` each. The cuts are made in this order."""
+    """How each of some rows is to be drawn, `[n]` each. The cuts are made in this order.
 
-    temperature: Tensor
+    On the host: what there is to do depends on them.
+    """
+
+    temperature: Floats
     """float64, above 0."""
-    min_p: Tensor
+    min_p: Floats
     """float64: tokens stay that are at least so likely, where the best token is 1. 0 keeps all."""
-    top_k: Tensor
+    top_k: Ints
     """int64: the best so many tokens stay, among equals those of lower id. The size of the
     vocabulary keeps all."""
-    top_p: Tensor
+    top_p: Floats
     """float64: of what min-p and top-k leave, those tokens stay whose betters together hold less
     than this share. 1 keeps all."""
 
-    def of(self, part: Tensor) -> "Cuts":
+    def of(self, part: Ints) -> "Cuts":
         return Cuts(self.temperature[part], self.min_p[part], self.top_k[part], self.top_p[part])
 
 
@@ -136,77 +143,85 @@ def _sort(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(1, token_ids), token_ids
 
 
-def choose(logits: Tensor, maxima: Tensor, rows: Tensor, cuts: Cuts, uniform: Tensor) -> Tensor:
-    """Draw one token for each of some rows, `[len(rows)]`.
+def choose(logits: Tensor, maxima: Tensor, rows: Ints, cuts: Cuts, uniform: Floats) -> Ints:
+    """Draw one token for each of some rows, `[len(rows)]`, on the host.
 
     Args:
         logits: `[n, vocab]` float32, contiguous.
         maxima: `group_maxima` of them.
-        rows: which rows, int64.
+        rows: which rows.
         cuts: temperature and limits, one for each of `rows`.
-        uniform: the noise, float64 between 0 and 1, one for each of `rows`.
+        uniform: the noise, between 0 and 1, one for each of `rows`.
     """
     vocab_size = logits.shape[1]
     is_limited = (cuts.min_p > 0) | (cuts.top_k < vocab_size)
     is_cut = is_limited | (cuts.top_p < 1)
-    tokens = torch.zeros_like(rows)
+    tokens = np.zeros(len(rows), np.int64)
     for part in _chunks(~is_cut, vocab_size):
         weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
-        tokens[part] = _draw(weights, uniform[part])
+        tokens[part] = _draw(weights, _on_device(uniform[part], logits)).cpu().numpy()
     # Top-p of a row without other limits is a share of the whole vocabulary's weight.
-    totals = torch.full_like(uniform, torch.nan)
+    totals = np.full(len(rows), np.nan)
     for part in _chunks(is_cut & ~is_limited, vocab_size):
         weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
-        totals[part] = in_order_sum(group_sums(weights))
+        totals[part] = in_order_sum(group_sums(weights)).cpu().numpy()
     is_pending = is_cut
     for size in (*(level for level in LEVELS if level < vocab_size), vocab_size):
         fits = (cuts.top_k < size) | (cuts.top_k >= vocab_size)
         for part in _chunks(is_pending & fits, vocab_size):
-            values, token_ids = candidates(logits, maxima, rows[part], size)
+            found = candidates(logits, maxima, _on_device(rows[part], logits), size)
+            values, token_ids = (each.cpu().numpy() for each in found)
             places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
-            tokens[part] = _take(token_ids, places)
+            tokens[part] = token_ids[np.arange(len(part)), places]
             is_pending[part] = ~is_certain & (size < vocab_size)
     return tokens
 
 
-def _draw_cut(values: Tensor, cuts: Cuts, totals: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_cut(
+    values: Floats, cuts: Cuts, totals: Floats, uniform: Floats
+) -> tuple[Ints, NDArray[np.bool_]]:
     """Cut candidates, draw one of what stays, and return its place in each row, `[n]`; also whether
     each row is certain: no token that is not a candidate could have stayed.
 
     Args:
         values: `[n, size]` logits, best first.
         cuts: of these rows.
-        totals: `[n]` float64, what top-p is a share of; NaN where that is all that the other cuts
-            leave.
-        uniform: `[n]` float64.
+        totals: `[n]`, what top-p is a share of; NaN where that is all that the other cuts leave.
+        uniform: `[n]`.
     """
-    # All is sorted, so a cut is a search.    distance 0 ... 745 | weight 1 ... 5e-324
-    exact = values.double()
-    distances = (exact[:, :1] - exact).div_(cuts.temperature.unsqueeze(1))
-    cumulative = distances.neg().exp_().cumsum(-1)
-    farthest = cuts.min_p.log().neg_().clamp_(max=_FARTHEST)
-    num_left = _search(distances, farthest, right=True).minimum(cuts.top_k).clamp_(min=1)
-    left = _take(cumulative, num_left - 1)
-    limits = cuts.top_p * torch.where(totals.isnan(), left, totals)
-    num_kept = (1 + _search(cumulative, limits)).minimum(num_left)
-    num_kept = torch.where(cuts.top_p < 1, num_kept, num_left)
-    target = _below(_take(cumulative, num_kept - 1), uniform)
-    places = _search(cumulative, target, right=True).minimum(num_kept - 1)
+    # All is sorted, so a cut is a count.     distance 0 ... 745 | weight 1 ... 5e-324
+    every = np.arange(len(values))
+    with np.errstate(divide="ignore", invalid="ignore"):  # no min-p; a row that is broken
+        distances = (values[:, :1] - values.astype(np.float64)) / cuts.temperature[:, None]
+        farthest = np.minimum(-np.log(cuts.min_p), _FARTHEST)
+    cumulative = np.exp(-distances).cumsum(-1)
+    num_left = np.minimum((distances <= farthest[:, None]).sum(-1), cuts.top_k)
+    num_left = np.maximum(num_left, 1)
+    has_total = ~np.isnan(totals)
+    limits = cuts.top_p * np.where(has_total, totals, cumulative[every, num_left - 1])
+    num_kept = np.minimum(1 + (cumulative < limits[:, None]).sum(-1), num_left)
+    num_kept = np.where(cuts.top_p < 1, num_kept, num_left)
+    kept = cumulative[every, num_kept - 1]
+    target = np.minimum(uniform * kept, np.nextafter(kept, 0.0))
+    places = np.minimum((cumulative <= target[:, None]).sum(-1), num_kept - 1)
     # A token elsewhere is at most as good as the last candidate. So what stays is certain if all
     # of it is better than that.
-    decisive = torch.where(totals.isnan(), num_left, num_kept)
-    return places, _take(values, decisive - 1) > values[:, -1]
+    decisive = np.where(has_total, num_kept, num_left)
+    return places, values[every, decisive - 1] > values[:, -1]
 
 
-def _weights(logits: Tensor, maxima: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
+def _weights(logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats) -> Tensor:
     """Return `exp((logit - best) / temperature)` of some rows, `[len(rows), vocab]` float32."""
-    best = maxima.index_select(0, rows).amax(-1, keepdim=True)
-    if logits.device.type == "cpu" and len(rows) == rows[-1] - rows[0] + 1:
-        scaled = logits[int(rows[0]) :][: len(rows)] - best  # neighbours need no copy first
+    first, last = int(rows[0]), int(rows[-1])
+    if len(rows) == last - first + 1:  # neighbours need no copy first
+        best = maxima[first : last + 1].amax(-1, keepdim=True)
+        scaled = logits[first : last + 1] - best
     else:
-        scaled = logits.index_select(0, rows).sub_(best)
-    if bool((temperature != 1).any()):
-        scaled.div_(temperature.to(scaled.dtype).unsqueeze(1))
+        where = _on_device(rows, logits)
+        best = maxima.index_select(0, where).amax(-1, keepdim=True)
+        scaled = logits.index_select(0, where).sub_(best)
+    if (temperature != 1).any():
+        scaled.div_(_on_device(temperature, logits).to(scaled.dtype).unsqueeze(1))
     return scaled.exp_()
 
 
@@ -261,8 +276,12 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
     return values.gather(1, places.unsqueeze(1)).squeeze(1)
 
 
-def _chunks(mask: Tensor, vocab_size: int) -> Iterator[Tensor]:
+def _chunks(mask: NDArray[np.bool_], vocab_size: int) -> Iterator[Ints]:
     """Yield the indices of the true elements of `[n]`, few enough for their logits to be copied."""
-    indices = mask.nonzero().flatten()
-    if len(indices):
-        yield from torch.split(indices, chunk_rows(vocab_size))
+    indices, size = mask.nonzero()[0], chunk_rows(vocab_size)
+    for first in range(0, len(indices), size):
+        yield indices[first : first + size]
+
+
+def _on_device(values: Floats | Ints, logits: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(logits.device, non_blocking=True)
