@@ -3,7 +3,7 @@
     python -m tests.bench                              only us
     python -m tests.bench --only model,server          some sections of it
     python -m tests.bench --vllm-python VENV/bin/python [--vllm-env KEY=VALUE …]
-    python -m tests.bench --write docs/performance.md  put the figures there
+    python -m tests.bench --write docs/performance.md --write README.md
 
 Both engines are kept up and measured in turns (A B A B) on the same weights and the same requests,
 so that whatever else happens on the machine happens to both. A ratio is the median over the turns,
@@ -49,7 +49,7 @@ from tests.bench.parts_section import PartSettings, measure_parts
 from tests.bench.scale import STEP_S, ScaleSettings, measure_all
 from tests.bench.scale_report import ScaleReport
 from tests.bench.server_section import ServerSettings, measure_server, measure_tiny
-from tests.bench.summary import summary
+from tests.bench.summary import short, summary
 from tests.bench.tiny_llama import tiny_llama
 
 SECTIONS = ("model", "int8", "server", "tiny", "parts", "curves", "dp")
@@ -103,7 +103,12 @@ class Options:
 @click.option("--vllm-python", type=click.Path(exists=True), help="Python with vLLM's CPU build.")
 @click.option("--vllm-env", multiple=True, metavar="KEY=VALUE", help="For vLLM; may be repeated.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Folder for logs and raw figures.")
-@click.option("--write", type=click.Path(exists=True, path_type=Path), help="Document to update.")
+@click.option(
+    "--write",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Document to update; may be repeated. The figures are kept beside the first.",
+)
 def main(
     only: Sequence[str],
     ranks: str,
@@ -111,7 +116,7 @@ def main(
     vllm_python: str | None,
     vllm_env: Sequence[str],
     logs: Path | None,
-    write: Path | None,
+    write: Sequence[Path],
     **flags: object,
 ) -> None:
     logs = (logs or Path(tempfile.mkdtemp(prefix="raywire-bench-"))).absolute()
@@ -121,7 +126,7 @@ def main(
     options = Options(ranks=ranks_of_dp, window_s=window, logs=logs, **flags)  # type: ignore[arg-type]
     measured = engines(vllm_python, vllm_env)
     run = _run(measured)
-    file = logs / "performance.json" if write is None else write.with_suffix(".json")
+    file = write[0].with_suffix(".json") if write else logs / "performance.json"
     for section in only:
         click.echo(f"section {section}", err=True)
         if section == "dp":
@@ -129,14 +134,14 @@ def main(
             continue
         store = _measured(section, options, measured, run, read_store(file))
         write_store(file, store)  # at once: a later section may fail
-        for part in (summary(store.figures), curves(store.axes)):
+        for part in (short(store.figures), summary(store.figures), curves(store.axes)):
             _show(part, write)
 
 
-def _show(part: str, write: Path | None) -> None:
+def _show(part: str, write: Sequence[Path]) -> None:
     click.echo(part)
-    if write is not None:
-        write_into(write, part)
+    for file in write:
+        write_into(file, part)
 
 
 def _measured(

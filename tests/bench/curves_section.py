@@ -30,6 +30,7 @@ from cluster.bench.instant_workers import (
     engine_config,
     make_request,
 )
+from cluster.bench.offline_run import Prompts
 from cluster.bench.schedule import admission_us, decode_us
 from cluster.coordinator import Coordinator
 from engine.core import EngineCore
@@ -41,7 +42,7 @@ from tests.bench.data_parallel import Shape, measure_scale
 from tests.bench.engines import Engine
 from tests.bench.figures import Axis, Curve
 from tests.bench.long_stream import gaps_us
-from tests.bench.parts_section import step_ms
+from tests.bench.obedient import Obedient
 from tests.helpers.scripted_models import make_scripted_model, make_slow_model
 
 _RUNNING = [1, 4, 16, 64, 256, 1024]
@@ -55,6 +56,8 @@ _ROUNDS = 100
 _PROMPT_BLOCKS = 64
 _NUM_PROMPTS = 40
 _NUM_ROUTES = 100
+_STEP_PROMPT = 16
+_STEP_OUTPUT = 50
 _RANK_STEP_S = 0.25
 """A step of a scripted rank: slow, so that two cores carry 64 of them."""
 _RANK_STREAMS = 4
@@ -116,10 +119,25 @@ def _whole_steps_ms(ours: Engine, settings: CurveSettings) -> list[float]:
     options |= {"max_num_batched_tokens": 1 << 15}
     arguments = {"engine": "raywire", "model": str(model), "options": options}
     with ours.commands("llm_commands.py", arguments, settings.logs, "-running") as child:
-        step_ms(child, model, max(_RUNNING), seed=0)
+        _step_ms(child, model, max(_RUNNING), seed=0)
         return _medians(
-            [step_ms(child, model, count, seed=seed) for seed in (1, 2, 3)] for count in _RUNNING
+            [_step_ms(child, model, count, seed=seed) for seed in (1, 2, 3)] for count in _RUNNING
         )
+
+
+def _step_ms(child: Obedient, model: Path, count: int, seed: int) -> float:
+    """Milliseconds of a decode step of so many requests, of an engine that is up."""
+    prompts = [
+        item["prompt_token_ids"]
+        for item in Prompts(str(model), _STEP_PROMPT, seed=seed).take(count)
+    ]
+    one_s, all_s = (
+        child.ask("generate", prompts=prompts, num_tokens=length, sampling={"temperature": 0.0})[
+            "took_s"
+        ]
+        for length in (1, _STEP_OUTPUT)
+    )
+    return float(all_s - one_s) / (_STEP_OUTPUT - 1) * 1e3
 
 
 # -------------------------------------------------------------------------------------- context

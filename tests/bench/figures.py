@@ -6,6 +6,7 @@ leaves the others, so the table in the document may be of several runs, and says
 """
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from cluster.bench.machine import BUSY_SHARE, Load, Tree
 from tests.bench.limits import Limit
 
 Side = Literal["ours", "theirs"]
+
+_ROW_BUDGET_S = 45.0
+_MIN_TURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,16 @@ def read_store(file: Path) -> Store:
 
 def write_store(file: Path, store: Store) -> None:
     file.write_bytes(msgspec.json.format(msgspec.json.encode(store), indent=1) + b"\n")
+
+
+def turns(repeats: int) -> Iterator[int]:
+    """Numbers of the turns of a row: as many as asked, but no more than two once they have taken
+    long, so that one slow row does not hold up all others."""
+    began = time.monotonic()
+    for number in range(repeats):
+        if number >= _MIN_TURNS and time.monotonic() - began > _ROW_BUDGET_S:
+            return
+        yield number
 
 
 class Recorder:

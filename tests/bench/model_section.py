@@ -18,7 +18,7 @@ from typing import Any
 from cluster.bench.offline_run import Prompts
 from tests.bench import limits
 from tests.bench.engines import Engine, wait_at_rest
-from tests.bench.figures import Figure, Recorder
+from tests.bench.figures import Figure, Recorder, turns
 from tests.bench.limits import Machine
 from tests.bench.obedient import Obedient
 
@@ -145,7 +145,7 @@ class Turns:
         self._take(key, lambda child: _generate(child, prompts(), 1, GREEDY) * 1e3)
 
     def _take(self, key: str, measure: Callable[[Obedient], float]) -> None:
-        for number in range(self._settings.repeats):
+        for number in turns(self._settings.repeats):
             for engine, child in self._children.items():
                 others = [each.tree for each in self._children.values() if each is not child]
                 wait_at_rest(*others)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from cluster.bench import codec_times
 from cluster.bench.busy import busy_threads
-from cluster.bench.offline_run import Prompts
 from cluster.bench.ring import RingBench
 from cluster.bench.schedule import decode_us, hashing_us
 from tests.bench.engines import Engine, wait_at_rest
@@ -20,9 +19,8 @@ from tests.bench.obedient import Obedient
 from tests.helpers.scripted_models import make_slow_model
 
 _ROUNDS = 200
-_MODEL_STEP_S = 0.02
-_PROMPT_TOKENS = 16
-_OUTPUT_TOKENS = 50
+_MODEL_STEP_S = 0.005
+_NUM_STEPS = 100
 _HASHED_TOKENS = 16_384
 
 
@@ -62,7 +60,7 @@ def measure_parts(
         ]
         for part in _parts(rings):
             _take_turns(part, peers, settings.repeats, recorder, say)
-    _measure_overhead(engines[0], settings, recorder, say)
+    _measure_overhead(settings, recorder, say)
     return recorder.figures()
 
 
@@ -142,32 +140,20 @@ def _sides(part: Part, peers: Sequence[Obedient]) -> list[tuple[Side, Callable[[
 
 
 def _measure_overhead(
-    ours: Engine, settings: PartSettings, recorder: Recorder, say: Callable[[str], None]
+    settings: PartSettings, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """A step of the whole engine less the time that the scripted model waits in it: scheduling,
-    both rings, the worker's batch and sampler, and of the client what does not happen beside it."""
+    """From one step's beginning in the worker to the next one's, less the model's time."""
+    from tests.bench.bench_step import start  # torch comes with it: the other sections do without
+
     model = make_slow_model(settings.logs, step_delay_s=_MODEL_STEP_S)
-    arguments = {"engine": "raywire", "model": str(model), "options": {"log_level": "WARNING"}}
-    with ours.commands("llm_commands.py", arguments, settings.logs, "-scripted") as child:
-        for count in (16, 256):
-            for number in range(1 + settings.repeats):
-                with recorder.turn("ours") as found:
-                    whole_ms = step_ms(child, model, count, seed=number)
-                    if number:
-                        found[f"overhead-{count}"] = whole_ms - _MODEL_STEP_S * 1e3
+    for count in (16, 256):
+        for number in range(settings.repeats):
+            with recorder.turn("ours") as found:
+                engine = start(model, True, settings.logs / f"overhead-{count}-{number}.npy")
+                try:
+                    engine.run(count, _NUM_STEPS, temperature=0.0)
+                finally:
+                    engine.core.close()
+                _, beside_us, _ = engine.figures()
+                found[f"overhead-{count}"] = beside_us / 1e3
             say(f"overhead-{count}: {found[f'overhead-{count}']:.3f} ms")
-
-
-def step_ms(child: Obedient, model: Path, count: int, seed: int) -> float:
-    """Milliseconds of a decode step of so many requests, of an engine that is up."""
-    prompts = [
-        item["prompt_token_ids"]
-        for item in Prompts(str(model), _PROMPT_TOKENS, seed=seed).take(count)
-    ]
-    one_s, all_s = (
-        child.ask("generate", prompts=prompts, num_tokens=length, sampling={"temperature": 0.0})[
-            "took_s"
-        ]
-        for length in (1, _OUTPUT_TOKENS)
-    )
-    return float(all_s - one_s) / (_OUTPUT_TOKENS - 1) * 1e3

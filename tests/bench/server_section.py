@@ -25,7 +25,7 @@ from cluster.bench.percentile import percentile
 from cluster.bench.serve import completion_body
 from cluster.bench.workload import Item, TokenRange, random_items
 from tests.bench.engines import Engine, wait_at_rest
-from tests.bench.figures import Figure, Recorder
+from tests.bench.figures import Figure, Recorder, turns
 
 NAME = "bench"
 STREAMS = (1, 8, 32)
@@ -226,14 +226,13 @@ def _take_turns(
     wave: Callable[[Served, dict[str, float], int], None],
     recorder: Recorder,
 ) -> None:
-    """The first wave of each is short, and only to warm up."""
-    for number in range(1 + settings.repeats):
+    """A short wave for each comes first, to warm up."""
+    for server in servers:
+        wave(server, {}, _WARM_UP_TOKENS)
+    for _ in turns(settings.repeats):
         for server in servers:
             others = [other.tree for other in servers if other is not server]
             wait_at_rest(*others)
-            if not number:
-                wave(server, {}, _WARM_UP_TOKENS)
-                continue
             with recorder.turn(server.engine.side, *others) as found:
                 wave(server, found, settings.output_tokens)
 

@@ -9,6 +9,14 @@ from tests.bench.figures import Figure, Run
 from tests.bench.rows import ROWS, Row
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+SHORT_BEGIN, SHORT_END = "<!-- bench short: begin -->", "<!-- bench short: end -->"
+
+SHORT_ROWS = {
+    "http-8": "8 streams over HTTP",
+    "start-demo": "from the command to the first token",
+    "memory-demo": "memory of all processes",
+}
+"""The three that matter most: row to what the README calls it."""
 
 
 def summary(figures: Mapping[str, Figure]) -> str:
@@ -17,6 +25,22 @@ def summary(figures: Mapping[str, Figure]) -> str:
     letters = _letters(figure.run for _, figure in shown)
     lines = [*_verdicts(shown), *_table(shown, letters), *_runs(letters)]
     return "\n".join([BEGIN, *lines, END, ""])
+
+
+def short(figures: Mapping[str, Figure]) -> str:
+    """What a reader of the README should know, between SHORT_BEGIN and SHORT_END."""
+    rows = {row.key: row for row in ROWS}
+    lines = []
+    for key, text in SHORT_ROWS.items():
+        figure = figures.get(key)
+        if figure is not None and (ratios := figure.ratios(rows[key].is_rate)):
+            ours, theirs = (_value(side, rows[key]) for side in (figure.ours, figure.theirs))
+            mark = ", under load" if figure.is_spoiled else ""
+            lines.append(
+                f"- {text}: {ours} against {theirs}, **{statistics.median(ratios):.1f} times as"
+                f" good**{mark}"
+            )
+    return "\n".join([SHORT_BEGIN, *lines, SHORT_END, ""])
 
 
 def _letters(runs: Iterable[Run | None]) -> dict[Run, str]:
