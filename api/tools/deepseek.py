@@ -1,0 +1,85 @@
+"""DeepSeek V3, R1 and V3.1: markers around each call, and around all of them.
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
+    <｜tool▁call▁end｜><｜tool▁call▁begin｜>…<｜tool▁calls▁end｜>
+
+So since V3.1. Before, the kind of call took the name's place, and the name followed:
+
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+    ```json
+    {"city": "Paris"}
+    ```<｜tool▁call▁end｜>
+"""
+
+import re
+
+from api.tools.base import Sink, Tools
+from api.tools.json_scan import MAX_NAME_CHARS, copy_arguments
+from api.tools.reader import BrokenError, Reader, Steps
+
+FIRST = "<｜tool▁calls▁begin｜>"
+LAST = "<｜tool▁calls▁end｜>"
+START = "<｜tool▁call▁begin｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+END = "<｜tool▁call▁end｜>"
+MARKERS = (FIRST, LAST, START, SEPARATOR, END)
+
+_LINE = re.compile(r"[^\n<{`]+")
+_NAME = re.compile(r"[\w.:/\-]+")
+
+
+def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    while (found := (yield from reader.until((FIRST, START, LAST), sink.text))) is not None:
+        if found == START:
+            yield from _scan_call(reader, sink)
+        else:
+            reader.take(len(found))  # says nothing that the calls do not say
+
+
+def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
+    reader.record()
+    reader.take(len(START))
+    try:
+        name = yield from _read_name(reader)
+    except BrokenError:
+        sink.text(reader.recorded())
+        return
+    reader.recorded()
+    sink.call(name)
+    if (yield from reader.starts_with(END)):
+        sink.arguments("{}")
+    else:
+        yield from _scan_arguments(reader, sink)
+    yield from reader.skips(END)
+
+
+def _read_name(reader: Reader) -> Steps[str]:
+    """The name, with all up to the arguments or the end marker."""
+    kind = yield from reader.whole_run(_LINE, MAX_NAME_CHARS)
+    if not (yield from reader.skips(SEPARATOR)):
+        raise BrokenError
+    following = yield from reader.peek_past_space()
+    if following in "{<":
+        name = kind
+    else:
+        name = yield from reader.whole_run(_LINE, MAX_NAME_CHARS)
+        yield from _skip_fence(reader)
+    if _NAME.fullmatch(name.strip()) is None or not following:
+        raise BrokenError
+    return name.strip()
+
+
+def _skip_fence(reader: Reader) -> Steps[None]:
+    if (yield from reader.peek_past_space()) == "`":
+        yield from reader.skips("```")
+        yield from reader.skips("json")
+        yield from reader.peek_past_space()
+
+
+def _scan_arguments(reader: Reader, sink: Sink) -> Steps[None]:
+    try:
+        yield from copy_arguments(reader, sink.arguments)
+    except BrokenError:
+        yield from reader.until((END,), sink.arguments)
+    else:
+        yield from _skip_fence(reader)

@@ -1,0 +1,127 @@
+"""Gemma: a notation of its own. FunctionGemma's and Gemma 4's differ in their markers only.
+
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+    <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
+
+Keys are bare, texts stand between quoting markers and hold anything else as it is.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+from api.tools.base import Sink, Tools
+from api.tools.converter import NUMBER, Converter
+from api.tools.json_scan import MAX_NAME_CHARS, copy_string, escaped, expect
+from api.tools.reader import BrokenError, Reader, Steps, Write
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """The markers of one."""
+
+    start: str
+    end: str
+    quote: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.start, self.end, self.quote)
+
+
+FUNCTION_GEMMA = Notation("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA_4 = Notation("<|tool_call>", "<tool_call|>", '<|"|>')
+
+_NAME = re.compile(r"[\w.\-]+")
+_KEY = re.compile(r"[^:{}\[\],<]+")
+_BARE = re.compile(r"[^,{}\[\]<]+")
+
+
+def scan_function_gemma(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    yield from _scan(reader, sink, FUNCTION_GEMMA)
+
+
+def scan_gemma_4(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    yield from _scan(reader, sink, GEMMA_4)
+
+
+def _scan(reader: Reader, sink: Sink, notation: Notation) -> Steps[None]:
+    while (yield from reader.until((notation.start,), sink.text)) is not None:
+        reader.record()
+        reader.take(len(notation.start))
+        try:
+            name = yield from _read_name(reader)
+        except BrokenError:
+            sink.text(reader.recorded())
+        else:
+            reader.recorded()
+            sink.call(name)
+            yield from _scan_arguments(reader, sink, notation)
+
+
+def _read_name(reader: Reader) -> Steps[str]:
+    yield from reader.peek_past_space()
+    if not (yield from reader.skips("call:")):
+        raise BrokenError
+    name = yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    if not name or (yield from reader.peek_past_space()) != "{":
+        raise BrokenError
+    return name
+
+
+def _scan_arguments(reader: Reader, sink: Sink, notation: Notation) -> Steps[None]:
+    try:
+        yield from _GemmaConverter(reader, sink.arguments, notation.quote).convert_object()
+        yield from reader.peek_past_space()
+    except BrokenError:
+        yield from reader.until((notation.end,), sink.arguments)
+    yield from reader.skips(notation.end)
+
+
+class _GemmaConverter(Converter):
+    def __init__(self, reader: Reader, write: Write, quote: str) -> None:
+        super().__init__(reader, write)
+        self._quote = quote
+
+    def convert_object(self) -> Steps[None]:
+        yield from self.convert_items("{}", "{}", self._convert_member)
+
+    def _convert_member(self) -> Steps[None]:
+        yield from self._reader.peek_past_space()
+        if (yield from self._reader.starts_with(self._quote)):
+            yield from self._convert_text()
+        else:
+            key = yield from self._reader.whole_run(_KEY)
+            self._write(json.dumps(key.strip().strip('"'), ensure_ascii=False))
+        yield from expect(self._reader, ":")
+        self._write(": ")
+        yield from self._convert_value()
+
+    def _convert_value(self) -> Steps[None]:
+        char = yield from self._reader.peek_past_space()
+        if char == "{":
+            yield from self.convert_object()
+        elif char == "[":
+            yield from self.convert_items("[]", "[]", self._convert_value)
+        elif char == '"':
+            yield from copy_string(self._reader, self._write)
+        elif (yield from self._reader.starts_with(self._quote)):
+            yield from self._convert_text()
+        else:
+            yield from self._convert_bare()
+
+    def _convert_text(self) -> Steps[None]:
+        self._reader.take(len(self._quote))
+        self._write('"')
+        yield from self._reader.until((self._quote,), lambda piece: self._write(escaped(piece)))
+        if not (yield from self._reader.skips(self._quote)):
+            raise BrokenError  # the text is over
+        self._write('"')
+
+    def _convert_bare(self) -> Steps[None]:
+        """A number, a truth value, or a text without quotes."""
+        bare = (yield from self._reader.whole_run(_BARE)).strip()
+        if not bare or not (yield from self._reader.peek()):
+            raise BrokenError
+        is_json = bare in ("true", "false", "null") or NUMBER.fullmatch(bare) is not None
+        self._write(bare if is_json else json.dumps(bare, ensure_ascii=False))

@@ -1,0 +1,37 @@
+"""Hermes and Qwen: JSON between markers.
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+"""
+
+from api.tools.base import Sink, Tools
+from api.tools.json_scan import JsonCall
+from api.tools.reader import BrokenError, Reader, Steps
+
+START = "<tool_call>"
+END = "</tool_call>"
+MARKERS = (START, END)
+
+
+def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    while (yield from reader.until((START,), sink.text)) is not None:
+        yield from _scan_call(reader, sink)
+
+
+def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
+    reader.record()
+    reader.take(len(START))
+    call = JsonCall(reader, sink)
+    try:
+        yield from call.read()
+    except BrokenError:
+        if call.is_begun:
+            # All up to the end marker belongs to the call, good JSON or not.
+            yield from reader.until((END,), sink.text if call.has_arguments else sink.arguments)
+        else:
+            sink.text(reader.recorded())
+            return
+    while (yield from reader.peek_past_space()) == "}":  # one too many is a usual mistake
+        reader.take(1)
+    yield from reader.skips(END)

@@ -1,0 +1,39 @@
+"""Llama 3: JSON and nothing around it.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": …}
+
+Nothing but its form tells a call from an answer that is JSON. So it has to begin a line, to name a
+tool of the request, and to have arguments. The tags that some models write around it are left out.
+"""
+
+from api.tools.base import Sink, Tools
+from api.tools.json_scan import JsonCall
+from api.tools.line import Line
+from api.tools.reader import BrokenError, Reader, Steps
+
+TAGS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+
+
+def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    line = Line(sink)
+    while (found := (yield from reader.until((*TAGS, "{"), line.text))) is not None:
+        if found in TAGS:
+            reader.take(len(found))
+            line.is_blank = True
+        elif line.is_blank:
+            yield from _scan_call(reader, sink, line, tools)
+        else:
+            line.text(reader.take(1))
+
+
+def _scan_call(reader: Reader, sink: Sink, line: Line, tools: Tools) -> Steps[None]:
+    reader.record()
+    call = JsonCall(reader, sink, tools, needs_arguments=True)
+    try:
+        yield from call.read()
+    except BrokenError:
+        if not call.is_begun:
+            line.text(reader.recorded())
+            return
+    while (yield from reader.peek_past_space()) == ";":
+        reader.take(1)

@@ -1,0 +1,67 @@
+"""Mistral: a marker, then a list, or a name and its arguments. Old models write the first, new ones
+the second.
+
+    [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
+    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]…
+"""
+
+import re
+
+from api.tools.base import Sink, Tools
+from api.tools.json_scan import MAX_NAME_CHARS, JsonCall, copy_arguments
+from api.tools.reader import BrokenError, Reader, Steps
+
+START = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
+MARKERS = (START, CALL_ID, ARGUMENTS)
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+
+
+def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    while (yield from reader.until((START,), sink.text)) is not None:
+        reader.record()
+        reader.take(len(START))
+        try:
+            yield from _scan_calls(reader, sink)
+        except BrokenError:
+            sink.text(reader.recorded())
+
+
+def _scan_calls(reader: Reader, sink: Sink) -> Steps[None]:
+    """Raises BrokenError where what was recorded is no call."""
+    match (yield from reader.peek_past_space()):
+        case "[":
+            if (yield from reader.starts_with(START)):
+                raise BrokenError
+            reader.take(1)
+            yield from _scan_list(reader, sink)
+        case "{":
+            yield from JsonCall(reader, sink).read()
+        case _:
+            yield from _scan_named(reader, sink)
+
+
+def _scan_list(reader: Reader, sink: Sink) -> Steps[None]:
+    while True:
+        yield from JsonCall(reader, sink).read()
+        reader.record()
+        if (yield from reader.peek_past_space()) != ",":
+            break
+        reader.take(1)
+    if (yield from reader.peek()) == "]":
+        reader.take(1)
+        reader.recorded()
+
+
+def _scan_named(reader: Reader, sink: Sink) -> Steps[None]:
+    name = yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    if (yield from reader.skips(CALL_ID)):
+        yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    yield from reader.skips(ARGUMENTS)
+    if not name or (yield from reader.peek_past_space()) != "{":
+        raise BrokenError
+    reader.recorded()
+    sink.call(name)
+    yield from copy_arguments(reader, sink.arguments)
