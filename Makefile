@@ -16,7 +16,7 @@ help:
 	@echo 'make test-slow     what takes minutes: clients, faults, hosts, fuzzing'
 	@echo 'make lint          only the first part of make test'
 	@echo 'make test-gpu      what only a CUDA device can prove'
-	@echo 'make bench         throughput, start-up and memory, beside vLLM where it is installed'
+	@echo 'make bench         speed and memory; VLLM=VENV/bin/python measures vLLM in turns with it'
 	@echo 'make clean         remove .venv and what the tools have cached'
 
 $(BIN)/python:
@@ -55,7 +55,7 @@ test-gpu: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m gpu --timeout 600
 
 bench: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.bench $(BENCH)
+	$(BIN)/python -m tests.bench $(if $(VLLM),--vllm-python $(VLLM)) $(BENCH)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -30,10 +30,12 @@ def summary(figures: Mapping[str, Figure]) -> str:
 def short(figures: Mapping[str, Figure]) -> str:
     """What a reader of the README should know, between SHORT_BEGIN and SHORT_END."""
     rows = {row.key: row for row in ROWS}
-    lines = []
+    lines: list[str] = []
     for key, text in SHORT_ROWS.items():
         figure = figures.get(key)
         if figure is not None and (ratios := figure.ratios(rows[key].is_rate)):
+            if not lines and figure.run is not None:
+                lines += [f"{figure.run.date}, {figure.run.machine}:", ""]
             ours, theirs = (_value(side, rows[key]) for side in (figure.ours, figure.theirs))
             mark = ", under load" if figure.is_spoiled else ""
             lines.append(

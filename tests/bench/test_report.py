@@ -64,6 +64,25 @@ def test_a_ratio_says_how_many_times_as_good_ours_is() -> None:
     assert "**vLLM wins**: decode step, greedy, batch 8 (0.50)." in text
 
 
+def test_the_readme_has_three_figures() -> None:
+    """With the day and the machine; nothing where there is no peer to compare with."""
+    figures = {
+        "http-8": Figure([200.0, 200.0], [100.0, 80.0], run=RUN),
+        "start-demo": Figure([5.0], [90.0], run=RUN),
+        "memory-demo": Figure([1.0], run=RUN),
+    }
+
+    lines = summary.short(figures).splitlines()
+
+    assert lines[1:] == [
+        "2030-01-02, a machine:",
+        "",
+        "- 8 streams over HTTP: 200 tokens/s against 90.0 tokens/s, **2.2 times as good**",
+        "- from the command to the first token: 5.00 s against 90.0 s, **18.0 times as good**",
+        summary.SHORT_END,
+    ]
+
+
 def test_bars_are_met_or_missed() -> None:
     """As many times as the peer, or no more than so much, or no worse."""
     text = summary.summary(
