@@ -7,17 +7,15 @@ The two generating routes differ in what they ask for and in their JSON; both ha
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive
 
 from api import route_headers
+from api.asgi import App, Receive, Request, Response
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
 from api.protocol import GenerationBody
@@ -25,6 +23,15 @@ from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
 from api.sse import EventStream
 from engine.errors import InvalidRequestError
+
+QUICK_S = 0.001
+"""What takes no longer is done on the event loop: a thread would take longer to wake up."""
+
+QUICK_BYTES = 2048
+"""So much text is tokenized in that time,"""
+
+_QUICK_SEQUENCES = 16
+"""or so many sequences are made."""
 
 
 @dataclass(slots=True)
@@ -69,7 +76,7 @@ class Job:
     body: GenerationBody
     params: SamplingParams
     prepare: Callable[[LoadedModel], list[Prompt]]
-    """Renders and tokenizes. Runs in a thread."""
+    """Renders and tokenizes. Runs in a thread if it may take long."""
 
     make_format: Callable[[Generation, list[Prompt]], Format]
     headers: dict[str, str]
@@ -79,18 +86,28 @@ class Job:
     num_bytes: int
     """Length of the request's body."""
 
+    num_sequences: int
+    render_s: float = 0.0
+    """What rendering takes at least."""
 
-async def respond(service: Service, request: Request, job: Job) -> Response:
+    @property
+    def is_quick(self) -> bool:
+        """Whether `prepare` takes about `QUICK_S` at most."""
+        share = self.num_bytes / QUICK_BYTES + self.num_sequences / _QUICK_SEQUENCES
+        return share + self.render_s / QUICK_S <= 1.0
+
+
+async def respond(service: Service, request: Request, job: Job) -> App:
     """Generate, and return the response. Until its first byte, errors are plain HTTP errors.
 
     Raises:
         RequestError, ServerError: nothing has been sent.
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
-    wish = route_headers.read(request.headers, service.ranks)
+    wish = route_headers.read(request.raw_headers, service.ranks)
     generation = Generation()
     with contextlib.ExitStack() as cleanup:
-        preparing = service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
+        preparing = _start_preparing(service, job)
 
         def on_gone() -> None:
             generation.cancel()
@@ -107,20 +124,29 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         await generation.launch(service, prompts, processors, job.arrived_at, wish)
         headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
         form = job.make_format(generation, prompts)
-        batches = generation.batches()
         if not job.body.stream:
-            parts = await _collect(batches, len(generation.choices))
+            parts = await _collect(generation)
             generation.check_client()
             return json_response(form.whole(parts), headers)
-        first = await anext(batches, None)
-        if first is None:
-            raise ClientDisconnect
+        events = _Events(form, generation, await generation.news())
+        generation.check_client()
         # From here on the response cleans up, when its last byte is out.
-        return EventStream(_events(form, first, batches), cleanup.pop_all().close, headers)
+        return EventStream(events, cleanup.pop_all().close, headers)
+
+
+def _start_preparing(
+    service: Service, job: Job
+) -> "asyncio.Future[tuple[list[Prompt], list[OutputProcessor]]]":
+    if not job.is_quick:
+        return service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
+    done: asyncio.Future[tuple[list[Prompt], list[OutputProcessor]]]
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(_prepare(job, service.model))
+    return done
 
 
 def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputProcessor]]:
-    """All that the loop need not do itself. Runs in a thread."""
+    """All that the loop need not do itself."""
     prompts = job.prepare(model)
     processors = [
         OutputProcessor(model.tokenizer, job.params, prompt.token_ids)
@@ -154,28 +180,35 @@ def now() -> int:
     return int(time.time())
 
 
-async def _collect(batches: AsyncIterator[Batch], num_choices: int) -> list[Part]:
-    parts = [Part() for _ in range(num_choices)]
-    async for batch in batches:
-        for choice, delta in batch:
+async def _collect(generation: Generation) -> list[Part]:
+    parts = [Part() for _ in generation.choices]
+    while not generation.is_over:
+        for choice, delta in await generation.news():
             parts[choice.index].add(delta)
     return parts
 
 
 def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(body), 200, "application/json", headers)
 
 
-async def _events(
-    form: Format, first: Batch, batches: AsyncIterator[Batch]
-) -> AsyncIterator[bytes]:
-    if events := form.chunks(first):
-        yield events
-    async for batch in batches:
-        if events := form.chunks(batch):
-            yield events
-    if events := form.last_chunks():
-        yield events
+class _Events:
+    """The events of a streamed answer: a `sse.EventSource`."""
+
+    def __init__(self, form: Format, generation: Generation, first: Batch) -> None:
+        self._form = form
+        self._generation = generation
+        self._first = first
+        """What was waited for before anything was sent."""
+
+    @property
+    def is_over(self) -> bool:
+        return self._generation.is_over and not self._first
+
+    async def next(self) -> bytes:
+        batch, self._first = self._first or await self._generation.news(), ()
+        events = self._form.chunks(batch)
+        return events + self._form.last_chunks() if self.is_over else events
 
 
 class _DisconnectWatch:

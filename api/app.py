@@ -1,10 +1,7 @@
 """The application: routes, errors in OpenAI's shape, and the edge around them."""
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from api import errors
+from api.asgi import App, ClientDisconnect, Receive, Request, Response, Scope, Send
 from api.edge import Edge
 from api.routes import chat, completions, health, metrics, models
 from api.routing import Routes
@@ -12,7 +9,7 @@ from api.service import Service
 from engine.errors import RaywireError
 
 
-def build(service: Service) -> ASGIApp:
+def build(service: Service) -> App:
     """The whole HTTP surface of one API server."""
     parts = (chat, completions, models, health, metrics)
     return Edge(_Application(Routes(r for part in parts for r in part.routes(service))), service)
@@ -27,12 +24,13 @@ class _Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            endpoint = self._routes.find(scope["method"], scope["path"])
-            response = await endpoint(Request(scope, receive))
+            request = Request(scope, receive)
+            endpoint = self._routes.find(request.method, request.path)
+            response: App = await endpoint(request)
         except RaywireError as error:
             response = errors.error_response(errors.describe(error))
         except ClientDisconnect:
-            response = Response(status_code=499)
+            response = Response(status=499)
         except Exception:
             await errors.error_response(errors.internal_failure())(scope, receive, send)
             raise  # to uvicorn, which logs its traceback

@@ -14,7 +14,6 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api import errors
+from api.asgi import Message, Receive, Scope, Send
 from api.errors import Failure
 from engine.thinning import ThinnedCount
 
@@ -122,6 +122,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = _HeadWithBody(cycle)  # type: ignore[assignment]
         if cycle.scope["http_version"] == "1.0":
             app = _Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -162,6 +164,31 @@ class BoundedConnection(HttpToolsProtocol):
                 self.client and self.client[0],
                 failure.details.message,
             )
+
+
+class _HeadWithBody:
+    """The transport of one response: the head leaves with the first write of the body, which every
+    response has, be it an empty one. Two writes would be two system calls and two packets."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+        self.is_closing = self._transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and self._cycle.response_started:  # not `100 Continue`
+            self._head = data
+            return
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """As the transport's: what has been written is still sent."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
 
 
 class _Unchunked:

@@ -6,7 +6,7 @@ kept. No piece ends inside a character: an incomplete tail waits for its other b
 never come it is U+FFFD, once. Nothing else waits.
 """
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Protocol
@@ -55,27 +55,35 @@ class _ByteDetokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._first_token_bytes = tokenizer.first_token_bytes
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""
+        """Of a character that is not complete."""
         self._is_at_start = not any(self._contributing(prompt_token_ids))
-        self._decoder.decode(self._tail(prompt_token_ids))
+        self._decode(self._tail(prompt_token_ids))
 
     def push(self, token_ids: Iterable[int]) -> str:
         if self._is_at_start:
             return self._push_at_start(list(token_ids))
         skipped, token_bytes = self._skipped, self._token_bytes
         pieces = [token_bytes(i) for i in token_ids if i not in skipped]
-        return self._decoder.decode(b"".join(pieces))
+        return self._decode(b"".join(pieces))
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", is_last=True)
 
     def _push_at_start(self, token_ids: list[int]) -> str:
         for place, token_id in enumerate(token_ids):
             if any(self._contributing([token_id])):
                 self._is_at_start = False
-                first = self._decoder.decode(self._first_token_bytes(token_id))
+                first = self._decode(self._first_token_bytes(token_id))
                 return first + self.push(token_ids[place + 1 :])
         return ""
+
+    def _decode(self, data: bytes, is_last: bool = False) -> str:
+        if self._rest:
+            data = self._rest + data
+        text, num_used = utf_8_decode(data, "replace", is_last)
+        self._rest = data[num_used:]
+        return text
 
     def _contributing(self, token_ids: Iterable[int]) -> Iterable[bytes]:
         """The bytes of the tokens that show."""

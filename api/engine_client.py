@@ -106,6 +106,7 @@ class EngineClient:
         self._next_call_id = 0
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
+        self._dying: Wakeup = Wakeup()
         self._sockets = WireSockets(self._on_ready, self._on_output)
         self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -179,6 +180,11 @@ class EngineClient:
         self._raise_if_dead()
         self.ready_at = time.monotonic()
         return [engine.ready for engine in self.engines if engine.ready is not None]
+
+    async def wait_dead(self) -> None:
+        """Wait for a death. After `wait_ready`, or it may come from a thread that wakes nobody."""
+        while self.death is None:
+            await self._dying.wait()
 
     def _unreported(self) -> list[EngineHandle]:
         """Engine cores that are ready, but not connected to the coordinator, or we are not."""
@@ -475,6 +481,7 @@ class EngineClient:
             logger.warning("stopping: %s", self.death)
         self._fail_all(self.death)
         self._starting.set()
+        self._dying.set()
         if self.on_death is not None:
             self.on_death(self.death, is_first)
 

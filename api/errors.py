@@ -8,8 +8,8 @@ never a path, an address or a traceback.
 """
 
 import msgspec
-from starlette.responses import Response
 
+from api.asgi import Response
 from engine.errors import (
     EngineDeadError,
     RaywireError,
@@ -110,6 +110,4 @@ def internal_failure() -> Failure:
 
 
 def error_response(failure: Failure) -> Response:
-    return Response(
-        failure.body, failure.status, media_type="application/json", headers=failure.headers
-    )
+    return Response(failure.body, failure.status, "application/json", failure.headers)

@@ -8,12 +8,12 @@ behind on the engine.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from starlette.requests import ClientDisconnect
 
+from api.asgi import ClientDisconnect
 from api.load_balancer import Route
 from api.metrics import RequestRecord
 from api.output_processor import OutputDelta, OutputProcessor
@@ -95,8 +95,16 @@ class Generation:
         """Set when any of them has news."""
         self.routes: list[Route] = []
         """Where they went: one for each prompt."""
+        self._running: list[Choice] = []
+        self._failure: ServerError | None = None
+        """What has ended all of them, until it is raised."""
         self._is_cancelled = False
         self._n = 1
+
+    def add(self, choice: Choice) -> None:
+        """One more sequence, which runs."""
+        self.choices.append(choice)
+        self._running.append(choice)
 
     async def launch(
         self,
@@ -140,41 +148,48 @@ class Generation:
             if is_first:
                 self.routes.append(stream.route)
             service.metrics.on_route(stream.route)
-            self.choices.append(Choice(index, processor, stream, record))
+            self.add(Choice(index, processor, stream, record))
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """All that is new, whenever something is; ends with the last choice, or when cancelled.
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come: no news, and no error."""
+        return self._is_cancelled or not (self._running or self._failure)
+
+    async def news(self) -> Batch:
+        """What is new, of some of the choices, as soon as anything is; nothing if the client goes.
 
         Raises:
             EngineDeadError, RequestFailedError, UnavailableError: nothing more will come. What came
-                before it, of any choice, is delivered first.
+                before it, of any choice, has been returned.
         """
-        running = self.choices
-        while running and not self._is_cancelled:
-            batch, failure = self._take(running)
-            if batch:
-                yield batch
-            if failure is not None:
+        while not self._is_cancelled:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
                 raise failure
-            if not batch:
-                await self.wakeup.wait()
-            running = [choice for choice in running if not choice.processor.is_finished]
+            await self.wakeup.wait()
+            if batch := self._take():
+                return batch
+        return ()
 
-    def _take(self, running: Sequence[Choice]) -> tuple[Batch, ServerError | None]:
-        """All that is new, and the first error, which ends all choices."""
+    def _take(self) -> Batch:
+        """All that is new. Keeps the first error, which ends all choices."""
         batch: list[tuple[Choice, OutputDelta]] = []
-        failure: ServerError | None = None
-        for choice in running:
+        has_ended = False
+        for choice in self._running:
             try:
                 delta = choice.take()
             except ServerError as error:
-                failure = failure or error
+                self._failure = self._failure or error
             else:
                 if delta is not None:
                     batch.append((choice, delta))
-        if failure is not None:
+                    has_ended |= delta.finish_reason is not None
+        if self._failure is not None:
             self.close("error")
-        return batch, failure
+            self._running = []
+        elif has_ended:
+            self._running = [each for each in self._running if not each.processor.is_finished]
+        return batch
 
     def cancel(self) -> None:
         """The client has gone: abort, and end `batches`."""

@@ -19,11 +19,17 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Protocol, get_args
 
 import prometheus_client as prometheus
 from msgspec.structs import replace
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from api.load_balancer import Route, Rule
@@ -98,18 +104,22 @@ class Metrics:
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self.registry)
-        self._families = _Families(self.registry)
+        self._cache_config = prometheus.Gauge(
+            _PREFIX + "cache_config_info",
+            "KV cache of each engine core; always 1",
+            (*_LABELS, "block_size", "num_gpu_blocks", "dtype"),
+            registry=self.registry,
+        )
         self._is_over = False
         self._engines = [
-            EngineMetrics(self._families, model_name, first_rank + index)
-            for index in range(num_engines)
+            EngineMetrics(model_name, first_rank + index) for index in range(num_engines)
         ]
-        self.registry.register(_GapCollector(self._engines))
+        self.registry.register(_EngineCollector(self._engines))
 
     def on_ready(self, ready: Sequence[EngineReady]) -> None:
         """Publish what the engine cores said about their caches."""
         for each in ready:
-            self._families.cache_config.labels(
+            self._cache_config.labels(
                 *self._engines[each.engine_index].labels,
                 str(each.block_size),
                 str(each.num_gpu_blocks),
@@ -134,7 +144,7 @@ class Metrics:
 
     def on_route(self, route: Route) -> None:
         """A sequence has been sent to an engine core."""
-        self._engines[route.rank].routed[route.rule].inc()
+        self._engines[route.rank].num_routed[route.rule] += 1
 
     def record(self, arrived_at: float) -> "RequestRecord":
         """The record of one sequence of a request whose body arrived at `time.monotonic()`."""
@@ -147,17 +157,11 @@ class Metrics:
 
     def render(self) -> bytes:
         """What Prometheus reads, if this is the only API server."""
-        self._settle()
         return prometheus.generate_latest(self.registry)
 
     def read(self) -> list[Family]:
         """The same, to be merged with what the other API servers have."""
-        self._settle()
         return [self._read(metric) for metric in self.registry.collect()]
-
-    def _settle(self) -> None:
-        for engine in self._engines:
-            engine.settle()
 
     def _read(self, metric: Metric) -> Family:
         family = from_prometheus(metric, _rule(metric))
@@ -178,26 +182,26 @@ def _rule(metric: Metric) -> MergeRule:
 class RequestRecord(Timeline):
     """Times and counts of one sequence, booked when they happen or when it ends."""
 
-    __slots__ = ("_arrived_at", "_engines", "_has_token", "_is_booked")
+    __slots__ = ("_arrived_at", "_engines", "_is_booked")
 
     def __init__(self, engines: "Sequence[EngineMetrics]", arrived_at: float) -> None:
-        super().__init__(self._on_gap)
+        super().__init__()
         self._engines = engines
         self._arrived_at = arrived_at
-        self._has_token = False
         self._is_booked = False
 
     def update(self, output: EngineCoreOutput, timestamp: float) -> None:
-        super().update(output, timestamp)
         engine = self._engines[self.engine_index]
         if output.new_token_ids:
-            engine.num_new_tokens += len(output.new_token_ids) // _TOKEN_BYTES
-            if not self._has_token:
-                self._has_token = True
+            engine.num_generation_tokens += len(output.new_token_ids) // _TOKEN_BYTES
+            if self.last_token_at is None:
                 engine.first_token.observe(time.monotonic() - self._arrived_at)
+            else:
+                engine.gaps.observe(max(0.0, timestamp - self.last_token_at))
         if output.details is not None and (stats := output.details.prefill_stats) is not None:
-            engine.prompt_tokens.inc(stats.num_prompt_tokens)
-            engine.prompt_tokens_cached.inc(stats.num_cached_tokens)
+            engine.num_prompt_tokens += stats.num_prompt_tokens
+            engine.num_prompt_tokens_cached += stats.num_cached_tokens
+        super().update(output, timestamp)
 
     def finish(self, reason: str, *, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Book the sequence, once. `reason` is the finish reason as the API spells it."""
@@ -205,7 +209,7 @@ class RequestRecord(Timeline):
             return
         self._is_booked = True
         engine = self._engines[self.engine_index]
-        engine.finished(reason)
+        engine.num_finished[reason] += 1
         engine.end_to_end.observe(time.monotonic() - self._arrived_at)
         engine.request_prompt_tokens.observe(num_prompt_tokens)
         engine.request_generation_tokens.observe(num_output_tokens)
@@ -217,116 +221,74 @@ class RequestRecord(Timeline):
             engine.decode.observe(self.decode_s)
             engine.inference.observe(self.prefill_s + self.decode_s)
 
-    def _on_gap(self, gap_s: float) -> None:
-        self._engines[self.engine_index].gaps.observe(gap_s)
 
+class Histogram:
+    """How often which values were observed."""
 
-class _Gaps:
-    """Seconds between two tokens: additions, where Prometheus's own histogram takes locks for each
-    observation and searches its buckets one by one. There is one for each token."""
+    __slots__ = ("_counts", "bounds", "total")
 
-    def __init__(self) -> None:
-        self.sum_s = 0.0
-        self.counts = [0] * (len(_GAP_BUCKETS) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.total = 0.0
+        """The sum of all values."""
+        self._counts = [0] * (len(bounds) + 1)
         """By bucket, not summed up; the last is beyond all bounds."""
 
-    def observe(self, gap_s: float) -> None:
-        self.sum_s += gap_s
-        self.counts[bisect_left(_GAP_BUCKETS, gap_s)] += 1
+    def observe(self, value: float) -> None:
+        self.total += value
+        self._counts[bisect_left(self.bounds, value)] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """The bounds, as Prometheus writes them, and how many values were up to each."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
 
 
 class EngineMetrics:
-    """The metrics of one engine core, with its labels filled in once."""
+    """What is counted of one engine core. Plain numbers, because they are added to for each token
+    and each request, and read when somebody scrapes: Prometheus's own take a lock for each addition
+    and search their buckets one by one, which cost a request 60 us.
+    """
 
-    def __init__(self, families: "_Families", model_name: str, rank: int) -> None:
-        labels = (model_name, str(rank))
-        self.labels: tuple[str, ...] = labels
+    def __init__(self, model_name: str, rank: int) -> None:
+        self.labels: tuple[str, ...] = (model_name, str(rank))
         self.told_at = 0.0
         """`time.monotonic()` of the last news. The API servers of one port share a machine, and so
         that clock."""
-        self._success = families.success
+        self.load: SchedulerStats | EngineLoad = SchedulerStats(0, 0, 0.0)
+        """The last news."""
         self._last = SchedulerStats(0, 0, 0.0)
-        self._load: SchedulerStats | EngineLoad = self._last
-        """The last news: gauges show it when the metrics are read."""
-        self._running = families.running.labels(*labels)
-        self._waiting = families.waiting.labels(*labels)
-        self._cache_usage = families.cache_usage.labels(*labels)
-        self._prefix_queries = families.prefix_queries.labels(*labels)
-        self._prefix_hits = families.prefix_hits.labels(*labels)
-        self._preemptions = families.preemptions.labels(*labels)
-        self._dropped = families.dropped.labels(*labels)
-        self.prompt_tokens = families.prompt_tokens.labels(*labels)
-        self.prompt_tokens_cached = families.prompt_tokens_cached.labels(*labels)
-        self.num_new_tokens = 0
-        """Generated since the metrics were last read: an addition per token, not a lock."""
-        self._generation_tokens = families.generation_tokens.labels(*labels)
-        self.first_token = families.first_token.labels(*labels)
-        self.gaps = _Gaps()
-        self.end_to_end = families.end_to_end.labels(*labels)
-        self.queue = families.queue.labels(*labels)
-        self.prefill = families.prefill.labels(*labels)
-        self.decode = families.decode.labels(*labels)
-        self.inference = families.inference.labels(*labels)
-        self.request_prompt_tokens = families.request_prompt_tokens.labels(*labels)
-        self.request_generation_tokens = families.request_generation_tokens.labels(*labels)
-        self.request_preemptions = families.request_preemptions.labels(*labels)
-        self.routed = {rule: families.routed.labels(*labels, rule) for rule in get_args(Rule)}
-        for reason in ("stop", "length", "abort", "error", "repetition"):
-            families.success.labels(*labels, reason)  # there from the start, at zero
-
-    def settle(self) -> None:
-        """Book what has been put off."""
-        self._running.set(self._load.num_running)
-        self._waiting.set(self._load.num_waiting)
-        self._cache_usage.set(self._load.kv_cache_usage)
-        self._generation_tokens.inc(self.num_new_tokens)
-        self.num_new_tokens = 0
-
-    def finished(self, reason: str) -> None:
-        self._success.labels(*self.labels, reason).inc()
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self.num_preemptions = 0
+        self.num_dropped = 0
+        self.num_prompt_tokens = 0
+        self.num_prompt_tokens_cached = 0
+        self.num_generation_tokens = 0
+        self.num_finished = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
+        self.num_routed: dict[Rule, int] = dict.fromkeys(get_args(Rule), 0)
+        self.first_token = Histogram(_FIRST_TOKEN_BUCKETS)
+        self.gaps = Histogram(_GAP_BUCKETS)
+        self.end_to_end = Histogram(_REQUEST_BUCKETS)
+        self.queue = Histogram(_REQUEST_BUCKETS)
+        self.prefill = Histogram(_REQUEST_BUCKETS)
+        self.decode = Histogram(_REQUEST_BUCKETS)
+        self.inference = Histogram(_REQUEST_BUCKETS)
+        self.request_prompt_tokens = Histogram(_TOKEN_BUCKETS)
+        self.request_generation_tokens = Histogram(_TOKEN_BUCKETS)
+        self.request_preemptions = Histogram((0.0, 1.0, 2.0, 5.0, 10.0))
 
     def on_load(self, load: SchedulerStats | EngineLoad) -> None:
         self.told_at = time.monotonic()
-        self._load = load
+        self.load = load
 
     def on_stats(self, stats: SchedulerStats) -> None:
         self.on_load(stats)
         last, self._last = self._last, stats
-        if _counters(stats) == _counters(last):  # as in most steps, and a lock for each
-            return
-        self._prefix_queries.inc(_grown(stats.prefix_cache_queries, last.prefix_cache_queries))
-        self._prefix_hits.inc(_grown(stats.prefix_cache_hits, last.prefix_cache_hits))
-        self._preemptions.inc(_grown(stats.num_preemptions, last.num_preemptions))
-        self._dropped.inc(_grown(stats.num_dropped_messages, last.num_dropped_messages))
-
-
-class _GapCollector(Collector):
-    """The times between tokens as a histogram, when somebody asks for it."""
-
-    def __init__(self, engines: Sequence[EngineMetrics]) -> None:
-        self._engines = engines
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        family = HistogramMetricFamily(
-            _PREFIX + "inter_token_latency_seconds",
-            "Between a sequence's steps with tokens",
-            labels=_LABELS,
-        )
-        bounds = [*map(str, _GAP_BUCKETS), "+Inf"]
-        for engine in self._engines:
-            buckets = list(zip(bounds, accumulate(engine.gaps.counts), strict=True))
-            family.add_metric(engine.labels, buckets, engine.gaps.sum_s)
-        yield family
-
-
-def _counters(stats: SchedulerStats) -> tuple[int, ...]:
-    """All that an engine core counts and we take over."""
-    return (
-        stats.prefix_cache_queries,
-        stats.prefix_cache_hits,
-        stats.num_preemptions,
-        stats.num_dropped_messages,
-    )
+        self.num_prefix_queries += _grown(stats.prefix_cache_queries, last.prefix_cache_queries)
+        self.num_prefix_hits += _grown(stats.prefix_cache_hits, last.prefix_cache_hits)
+        self.num_preemptions += _grown(stats.num_preemptions, last.num_preemptions)
+        self.num_dropped += _grown(stats.num_dropped_messages, last.num_dropped_messages)
 
 
 def _grown(now: int, before: int) -> int:
@@ -334,58 +296,75 @@ def _grown(now: int, before: int) -> int:
     return now - before if now >= before else now
 
 
-class _Families:
-    """Every metric by name, without labels."""
+_GAUGES = (
+    ("num_requests_running", "Requests that run in the current step", "load.num_running"),
+    ("num_requests_waiting", "Requests that wait for their turn", "load.num_waiting"),
+    ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", "load.kv_cache_usage"),
+)
+"""Name, meaning, and where `EngineMetrics` has it; so with the others."""
 
-    def __init__(self, registry: prometheus.CollectorRegistry) -> None:
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> prometheus.Gauge:
-            return prometheus.Gauge(_PREFIX + name, text, (*_LABELS, *labels), registry=registry)
+_COUNTERS = (
+    ("prefix_cache_queries", "Prompt tokens looked up", "num_prefix_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_prefix_hits"),
+    ("num_preemptions", "Requests preempted for lack of KV blocks", "num_preemptions"),
+    ("dropped_messages", "Messages that broke the protocol, at the core", "num_dropped"),
+    ("prompt_tokens", "Prompt tokens, computed or found", "num_prompt_tokens"),
+    ("prompt_tokens_cached", "Prompt tokens found in cache", "num_prompt_tokens_cached"),
+    ("generation_tokens", "Tokens generated", "num_generation_tokens"),
+)
+_LABELLED_COUNTERS = (
+    ("request_success", "Sequences ended, by finish reason", "num_finished", "finished_reason"),
+    (
+        "requests_routed",
+        "Sequences sent, by why this engine core was chosen",
+        "num_routed",
+        "rule",
+    ),
+)
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "From arrival to the first token", "first_token"),
+    ("inter_token_latency_seconds", "Between a sequence's steps with tokens", "gaps"),
+    ("e2e_request_latency_seconds", "From arrival to the end", "end_to_end"),
+    ("request_queue_time_seconds", "Waiting, also after preemptions", "queue"),
+    ("request_prefill_time_seconds", "Running, up to the first token", "prefill"),
+    ("request_decode_time_seconds", "Running, after the first token", "decode"),
+    ("request_inference_time_seconds", "Prefill and decode together", "inference"),
+    ("request_prompt_tokens", "Prompt tokens of each sequence", "request_prompt_tokens"),
+    (
+        "request_generation_tokens",
+        "Tokens generated for each sequence",
+        "request_generation_tokens",
+    ),
+    ("request_num_preemptions", "Preemptions of each sequence", "request_preemptions"),
+)
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> prometheus.Counter:
-            return prometheus.Counter(_PREFIX + name, text, (*_LABELS, *labels), registry=registry)
 
-        def histogram(
-            name: str, text: str, buckets: Sequence[float] = _REQUEST_BUCKETS
-        ) -> prometheus.Histogram:
-            return prometheus.Histogram(
-                _PREFIX + name, text, _LABELS, registry=registry, buckets=buckets
-            )
+class _EngineCollector(Collector):
+    """All metrics of the engine cores, when somebody asks for them."""
 
-        self.running = gauge("num_requests_running", "Requests that run in the current step")
-        self.waiting = gauge("num_requests_waiting", "Requests that wait for their turn")
-        self.cache_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
-        self.cache_config = gauge(
-            "cache_config_info",
-            "KV cache of each engine core; always 1",
-            ("block_size", "num_gpu_blocks", "dtype"),
-        )
-        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up")
-        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.preemptions = counter("num_preemptions", "Requests preempted for lack of KV blocks")
-        self.dropped = counter("dropped_messages", "Messages that broke the protocol, at the core")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens, computed or found")
-        self.prompt_tokens_cached = counter("prompt_tokens_cached", "Prompt tokens found in cache")
-        self.generation_tokens = counter("generation_tokens", "Tokens generated")
-        self.success = counter(
-            "request_success", "Sequences ended, by finish reason", ("finished_reason",)
-        )
-        self.routed = counter(
-            "requests_routed", "Sequences sent, by why this engine core was chosen", ("rule",)
-        )
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_BUCKETS
-        )
-        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end")
-        self.queue = histogram("request_queue_time_seconds", "Waiting, also after preemptions")
-        self.prefill = histogram("request_prefill_time_seconds", "Running, up to the first token")
-        self.decode = histogram("request_decode_time_seconds", "Running, after the first token")
-        self.inference = histogram("request_inference_time_seconds", "Prefill and decode together")
-        self.request_prompt_tokens = histogram(
-            "request_prompt_tokens", "Prompt tokens of each sequence", _TOKEN_BUCKETS
-        )
-        self.request_generation_tokens = histogram(
-            "request_generation_tokens", "Tokens generated for each sequence", _TOKEN_BUCKETS
-        )
-        self.request_preemptions = histogram(
-            "request_num_preemptions", "Preemptions of each sequence", (0.0, 1.0, 2.0, 5.0, 10.0)
-        )
+    def __init__(self, engines: Sequence[EngineMetrics]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, where in _GAUGES:
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=_LABELS)
+            for engine in self._engines:
+                gauge.add_metric(engine.labels, attrgetter(where)(engine))
+            yield gauge
+        for name, text, where in _COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
+            for engine in self._engines:
+                counter.add_metric(engine.labels, attrgetter(where)(engine))
+            yield counter
+        for name, text, where, label in _LABELLED_COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=(*_LABELS, label))
+            for engine in self._engines:
+                for value, count in attrgetter(where)(engine).items():
+                    counter.add_metric((*engine.labels, value), count)
+            yield counter
+        for name, text, where in _HISTOGRAMS:
+            family = HistogramMetricFamily(_PREFIX + name, text, labels=_LABELS)
+            for engine in self._engines:
+                histogram: Histogram = attrgetter(where)(engine)
+                family.add_metric(engine.labels, histogram.buckets(), histogram.total)
+            yield family

@@ -16,15 +16,16 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from api import app
+from api.asgi import App
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.connection import BoundedConnection
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.metrics import MetricsExchange
+from api.request_stream import Wakeup
 from api.service import LoadedModel, Service
 from api.threads import LONG_BYTES
 from api.tokenizer import Tokenizer
@@ -35,7 +36,10 @@ from engine.wire import EngineReady
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""How soon a signal or a death is noticed."""
+"""How soon a signal or a death is noticed while the server starts or ends."""
+
+_TICK_S = 1.0
+"""How often uvicorn writes a new date for its answers."""
 
 _FLUSH_S = 1.0
 """How long the last words to clients may take: terminal errors of streams that are cut."""
@@ -122,7 +126,7 @@ async def _serve(
             server.cut_off()
             return 0 if client.death is None else 1
     finally:
-        server.should_exit = True
+        server.end()
         await serving
         client.close()
         service.close()
@@ -131,7 +135,7 @@ async def _serve(
 class _Server(uvicorn.Server):
     """Uvicorn, without its signal handlers: they would race with our drain."""
 
-    def __init__(self, application: ASGIApp) -> None:
+    def __init__(self, application: App) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
@@ -147,6 +151,19 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,  # the drain is ours: nothing runs by then
             )
         )
+
+        self._may_end = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Uvicorn's own looks ten times a second whether it may end; this one is told."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._may_end.wait(), _TICK_S)
+
+    def end(self) -> None:
+        """Let `serve` come to its end."""
+        self.should_exit = True
+        self._may_end.set()
 
     def cut_off(self) -> None:
         """Close the connections on which an answer is still under way: those who do not read it.
@@ -198,13 +215,32 @@ async def _until_there_is_a_reason_to_end(
     serving: "asyncio.Task[None]",
 ) -> None:
     """Raises what made the start, or the server, fail."""
-    while not stop.is_set and client.death is None:
-        if starting.done():
-            starting.result()
-        if serving.done():
-            return serving.result()
-        # Signals come to a handler that cannot wake the loop, deaths from other threads.
+    while not starting.done() and not serving.done():
+        if stop.is_set or client.death is not None:
+            return
+        # Deaths may come from threads that cannot wake the loop yet.
         await asyncio.sleep(_POLL_S)
+    if starting.done():
+        starting.result()
+        await _until_a_sign(client, stop, serving)
+    if serving.done():
+        serving.result()
+
+
+async def _until_a_sign(
+    client: EngineClient, stop: StopFlag, serving: "asyncio.Task[None]"
+) -> None:
+    """Sleep until stopped, or the server has ended, or an engine core has died."""
+    stopped, loop = Wakeup(), asyncio.get_running_loop()
+    stop.on_set = lambda: loop.call_soon_threadsafe(stopped.set)
+    signs = [asyncio.create_task(sign) for sign in (stopped.wait(), client.wait_dead())]
+    try:
+        if not stop.is_set:
+            await asyncio.wait([serving, *signs], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.on_set = None
+        for sign in signs:
+            sign.cancel()
 
 
 async def _drain(service: Service, stop: StopFlag) -> None:

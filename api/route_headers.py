@@ -13,8 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers
-
+from api.asgi import RawHeaders
 from api.load_balancer import Route
 from engine.errors import InvalidRequestError
 
@@ -25,7 +24,8 @@ ROUTE = "X-Raywire-Route"
 MAX_ENTRIES = 16
 """Of one response: proxies refuse long headers. `omitted=N` stands for the others."""
 
-_SAFE_SESSION = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
+_RAW_PINNED_RANK, _RAW_SESSION = PINNED_RANK.lower().encode(), SESSION.lower().encode()
+_SAFE_SESSION = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 _RANK = re.compile(r"[0-9]{1,5}")
 
 
@@ -37,20 +37,23 @@ class RouteWish:
     session: str | None = None
 
 
-def read(headers: Headers, ranks: range) -> RouteWish:
+def read(headers: RawHeaders, ranks: range) -> RouteWish:
     """What the client asks for. A session name that is long or strange is no session.
 
     Args:
-        headers: of the request.
+        headers: of the request, with names in lower case.
         ranks: of this server. Clients count those of all servers, a RouteWish only these.
 
     Raises:
         InvalidRequestError: there is no such rank.
     """
-    session = headers.get(SESSION)
-    if session is not None and not _SAFE_SESSION.fullmatch(session):
-        session = None
-    wishes = headers.getlist(PINNED_RANK)
+    session: str | None = None
+    wishes: list[str] = []
+    for name, value in headers:
+        if name == _RAW_SESSION and _SAFE_SESSION.fullmatch(value):
+            session = value.decode()
+        elif name == _RAW_PINNED_RANK:
+            wishes.append(value.decode("latin-1"))
     if not wishes:
         return RouteWish(None, session)
     given = ", ".join(wishes)  # of two, none is more meant than the other

@@ -7,12 +7,11 @@ each call several times over, which cost more than answering a short request did
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from starlette.requests import Request
-from starlette.responses import Response
-
+from api.asgi import App, Request
 from api.errors import HttpError
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[App]]
+"""Returns the response, which sends itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ choices never reach the engine: `for_engine` leaves them out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -50,6 +51,8 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
         _replace(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         for name, (is_right, kind) in _KINDS.items():
             value = getattr(self, name)
+            if value is _DEFAULTS[name]:  # as are most
+                continue
             if name in _TUPLES and isinstance(value, list | set | frozenset):
                 value = tuple(value)
                 _replace(self, name, value)
@@ -66,10 +69,17 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
 
         Continuations of one prompt draw from seeds that follow each other, or they would be equal.
         """
-        fields = {name: getattr(self, name) for name in EngineSamplingParams.__struct_fields__}
+        params = EngineSamplingParams(*_engine_fields(self))
         if self.seed is not None and choice:
-            fields["seed"] = _wrap_seed(self.seed + choice)
-        return EngineSamplingParams(**fields)
+            params = msgspec.structs.replace(params, seed=_wrap_seed(self.seed + choice))
+        return params
+
+
+_engine_fields = attrgetter(*EngineSamplingParams.__struct_fields__)
+
+_DEFAULTS = dict(
+    zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
+)
 
 
 def _wrap_seed(seed: int) -> int:

@@ -6,24 +6,27 @@
 
 `[DONE]` says that the answer is whole, so it is the last event of a stream that ended well, and of
 no other: an error after the first byte is one event with an `error` object, and the end.
+
+A message is a system call and a packet, which cost more than what is in it: all that is there at
+one time goes out as one, and the end of a stream with its last events.
 """
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from api import errors
+from api.asgi import Receive, Scope, Send, encode_headers
 from engine.errors import RaywireError
 
 DONE = b"data: [DONE]\n\n"
 
-_HEADERS = {
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # a proxy that collects chunks would undo the streaming
-}
+_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects chunks would undo the streaming
+]
+_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,42 +35,73 @@ def event(body: Any) -> bytes:
     return b"data: %b\n\n" % _encode(body)
 
 
-class EventStream(StreamingResponse):
+class TextEvents:
+    """Events that differ in a text alone, as nearly all of a stream do: the rest is encoded once.
+
+    Args:
+        make_body: makes the body of an event: for a choice, by its index, and with a text.
+    """
+
+    def __init__(self, make_body: Callable[[int, str], Any]) -> None:
+        self._make_body = make_body
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, index: int, text: str) -> bytes:
+        """The same as `event` of the body."""
+        before, after = self._around_text.get(index) or self._encode_around(index)
+        return before + _encode(text) + after
+
+    def _encode_around(self, index: int) -> tuple[bytes, bytes]:
+        # With its quotation marks it cannot be part of another string, where they are escaped.
+        mark = "\0"
+        before, after = event(self._make_body(index, mark)).split(_encode(mark))
+        self._around_text[index] = before, after
+        return before, after
+
+
+class EventSource(Protocol):
+    """Where the events of a stream come from."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether those of the last `next` were the last."""
+
+    async def next(self) -> bytes:
+        """One or more events, encoded, once there is anything new; none where it cannot be shown
+        yet. A RaywireError ends the stream."""
+
+
+class EventStream:
     """The response of a streaming route: sends events as they come.
 
     Args:
-        events: encoded events, one or more at a time; it may raise a RaywireError.
+        source: of the events.
         close: called at the end, however that comes about.
         headers: further headers.
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str]
+        self, source: EventSource, close: Callable[[], None], headers: Mapping[str, str]
     ) -> None:
-        super().__init__(events, headers=_HEADERS | headers, media_type="text/event-stream")
-        self._events = events
+        self._source = source
         self._close = close
+        self._headers = [*_HEADERS, *encode_headers(headers), _CONTENT_TYPE]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not the parent's: it listens for the client's end itself, in a task of its own.
         try:
-            start: Message = {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-            await send(start)
-            await self._send_events(send)
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            is_last = False
+            while not is_last:
+                events, is_last = await self._next()
+                await send({"type": "http.response.body", "body": events, "more_body": not is_last})
         finally:
             self._close()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _next(self) -> tuple[bytes, bool]:
+        """What to send, and whether the stream ends with it."""
+        source = self._source
         try:
-            async for chunk in self._events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            events = await source.next()
         except RaywireError as error:
-            last = event(errors.ErrorBody(errors.describe(error).details))
-        else:
-            last = DONE
-        await send({"type": "http.response.body", "body": last, "more_body": True})
+            return event(errors.ErrorBody(errors.describe(error).details)), True
+        return (events + DONE, True) if source.is_over else (events, False)

@@ -13,8 +13,6 @@ The three add up to the time from QUEUED to the last token. All of them are diff
 one clock, so neither a slow API server nor a second machine's clock can bend them.
 """
 
-from collections.abc import Callable
-
 from engine.wire import EngineCoreOutput, EventKind
 
 
@@ -22,10 +20,9 @@ class Timeline:
     """Adds up the times of one request."""
 
     __slots__ = (
-        "_gap_observer",
+        "_decode_s",
         "_is_waiting",
         "_mark",
-        "decode_s",
         "engine_index",
         "first_token_at",
         "last_token_at",
@@ -35,21 +32,27 @@ class Timeline:
         "was_scheduled",
     )
 
-    def __init__(self, gap_observer: Callable[[float], None] | None = None) -> None:
-        """`gap_observer` is called with the seconds between a token's step and the one before."""
+    def __init__(self) -> None:
         self.engine_index = 0
         """Which engine core has the request; set by `engine_client` when it sends it."""
         self.queue_s = 0.0
         self.prefill_s = 0.0
-        self.decode_s = 0.0
+        self._decode_s = 0.0
+        """Up to the last event; see `decode_s`."""
         self.num_preemptions = 0
         self.was_scheduled = False
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
-        self._gap_observer = gap_observer
         self._is_waiting = True
         self._mark: float | None = None
         """Where the interval under way began."""
+
+    @property
+    def decode_s(self) -> float:
+        """Up to the last token, or to a preemption after it."""
+        if self._is_waiting or self._mark is None or self.last_token_at is None:
+            return self._decode_s
+        return self._decode_s + max(0.0, self.last_token_at - self._mark)
 
     def update(self, output: EngineCoreOutput, timestamp: float) -> None:
         """Take in one output of the step that ended at `timestamp`."""
@@ -57,7 +60,9 @@ class Timeline:
             for event in output.details.events:
                 self._on_event(event.kind, event.timestamp)
         if output.new_token_ids:
-            self._on_token(timestamp)
+            if self.first_token_at is None:
+                self._on_first_token(timestamp)
+            self.last_token_at = timestamp
 
     def _on_event(self, kind: EventKind, timestamp: float) -> None:
         self._advance(timestamp)
@@ -68,16 +73,12 @@ class Timeline:
             self._is_waiting = True
             self.num_preemptions += kind is EventKind.PREEMPTED
 
-    def _on_token(self, timestamp: float) -> None:
+    def _on_first_token(self, timestamp: float) -> None:
         # Steps overlap: a request may be preempted after the step that its token comes from began,
         # so the token's stamp ends an interval only while the request runs.
         if not self._is_waiting:
             self._advance(timestamp)
-        if self.first_token_at is None:
-            self.first_token_at = timestamp
-        elif self._gap_observer is not None and self.last_token_at is not None:
-            self._gap_observer(max(0.0, timestamp - self.last_token_at))
-        self.last_token_at = timestamp
+        self.first_token_at = timestamp
 
     def _advance(self, timestamp: float) -> None:
         """End the interval under way at `timestamp` and book it."""
@@ -88,5 +89,5 @@ class Timeline:
             elif self.first_token_at is None:
                 self.prefill_s += passed_s
             else:
-                self.decode_s += passed_s
+                self._decode_s += passed_s
         self._mark = timestamp if self._mark is None else max(self._mark, timestamp)

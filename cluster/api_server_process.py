@@ -126,6 +126,7 @@ class _Command:
     async def may_serve(self, ready: Sequence[EngineReady]) -> None:
         """On the event loop: from here on it answers the command, and serves when all can. Were
         `/ready` 200 here and 503 there, a first request might meet the other."""
+        lifecycle.freeze_heap()
         self._loop = asyncio.get_running_loop()
         self.channel.send(Loaded(list(ready)))
         await self._may_serve.wait()

@@ -17,7 +17,7 @@ from cluster.deadline import Deadline
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import EngineDeadError
-from engine.lifecycle import StopFlag, set_title
+from engine.lifecycle import StopFlag, freeze_heap, set_title
 from engine.wire import EngineReady, Fingerprint
 
 OnReady = Callable[[Sequence[EngineReady], float], None]
@@ -115,6 +115,7 @@ class OwnApiServer:
 
     async def _may_serve(self, ready: Sequence[EngineReady]) -> None:
         """There is no other API server to wait for."""
+        freeze_heap()
         self._on_ready(ready, time.monotonic() - self._client.ready_at)
 
     def bind(self, wires: Sequence[ServerWires]) -> None:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api import answer, body, logprobs, prompts, sse
+from api.asgi import App, Request
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.protocol import (
@@ -30,7 +29,7 @@ _DECODER = msgspec.json.Decoder(ChatBody)
 
 
 def routes(service: Service) -> list[Route]:
-    async def create_chat_completion(request: Request) -> Response:
+    async def create_chat_completion(request: Request) -> App:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
@@ -76,7 +75,17 @@ def _check(
         name = chat.model or service.config.served_model_names[0]
         return _ChatFormat(answer_id, name, chat, generation, prompts_[0])
 
-    return answer.Job(chat, params, prepare, make_format, headers, arrived_at, num_bytes)
+    return answer.Job(
+        chat,
+        params,
+        prepare,
+        make_format,
+        headers,
+        arrived_at,
+        num_bytes,
+        num_sequences=chat.num_choices,
+        render_s=service.model.template.short_render_s,
+    )
 
 
 class _ChatFormat:
@@ -93,6 +102,9 @@ class _ChatFormat:
         self._prompt = prompt
         self._waiting = [answer.Part() for _ in generation.choices]
         self._is_begun = False
+        is_plain = not (chat.return_token_ids or chat.logprobs or chat.has_running_usage)
+        self._text_events = sse.TextEvents(self._text_chunk) if is_plain else None
+        """Of chunks that have nothing but text, where only the last has more."""
 
     def chunks(self, batch: Batch) -> bytes:
         events = []
@@ -100,6 +112,10 @@ class _ChatFormat:
             self._is_begun = True
             events += [self._role_chunk(i) for i in range(len(self._waiting))]
         for choice, delta in batch:
+            if self._text_events is not None and delta.finish_reason is None:
+                if delta.text:
+                    events.append(self._text_events.event(choice.index, delta.text))
+                continue
             part = self._waiting[choice.index]
             part.add(delta)
             if self._can_be_shown(part):
@@ -138,6 +154,9 @@ class _ChatFormat:
             token_ids=self._token_ids(part),
         )
 
+    def _text_chunk(self, index: int, text: str) -> ChatChunk:
+        return self._chunk_body([ChatChunkChoice(index, ChatDelta(content=text), None, None)])
+
     def _can_be_shown(self, part: answer.Part) -> bool:
         """No chunk without content, but for the last one, and where token ids were asked for."""
         has_tokens = bool(self._chat.return_token_ids and part.token_ids)
@@ -167,6 +186,14 @@ class _ChatFormat:
         has_usage: bool = False,
         prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
+        return sse.event(self._chunk_body(choices, has_usage, prompt_token_ids))
+
+    def _chunk_body(
+        self,
+        choices: list[ChatChunkChoice],
+        has_usage: bool = False,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> ChatChunk:
         chunk = ChatChunk(
             self._id, self._created, self._model, choices, prompt_token_ids=prompt_token_ids
         )
@@ -174,7 +201,7 @@ class _ChatFormat:
             chunk.usage = self._generation.usage()
         elif self._chat.has_usage_chunk:
             chunk.usage = None  # the reference: null in all chunks but the last
-        return sse.event(chunk)
+        return chunk
 
     def _logprobs(self, part: answer.Part) -> ChatLogprobs | None:
         return logprobs.for_chat(part.logprobs) if self._chat.logprobs and part.logprobs else None

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api import answer, body, prompts, sse
+from api.asgi import App, Request
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
@@ -32,7 +31,7 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 
 def routes(service: Service) -> list[Route]:
-    async def create_completion(request: Request) -> Response:
+    async def create_completion(request: Request) -> App:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         completion, ignored = body.decode(
@@ -56,6 +55,7 @@ def _check(
     completion.check(service.config.max_n)
     answer.check_priority(completion.priority, service)
     given = prompts.read(completion.prompt, service.model.inputs)
+    num_sequences = len(given) * completion.num_choices
     answer.check_size(len(given), completion.num_choices, service)
     params = completion.generation_params()
     answer_id = new_id("cmpl-")
@@ -74,7 +74,9 @@ def _check(
             ]
         return form
 
-    return answer.Job(completion, params, prepare, make_format, headers, arrived_at, num_bytes)
+    return answer.Job(
+        completion, params, prepare, make_format, headers, arrived_at, num_bytes, num_sequences
+    )
 
 
 def _prepare(
@@ -125,10 +127,22 @@ class _CompletionFormat:
         self.writers: list[CompletionLogprobsWriter] = []
         """One for each choice, if log probabilities are asked for."""
         self._is_begun = [False] * num_choices
+        is_plain = not (
+            completion.echo
+            or completion.return_token_ids
+            or completion.logprobs is not None
+            or completion.has_running_usage
+        )
+        self._text_events = sse.TextEvents(self._text_chunk) if is_plain else None
+        """Of chunks that have nothing but text, where only the last has more."""
 
     def chunks(self, batch: Batch) -> bytes:
         events = []
         for choice, delta in batch:
+            if self._text_events is not None and delta.finish_reason is None:
+                if delta.text:
+                    events.append(self._text_events.event(choice.index, delta.text))
+                continue
             part = self._waiting[choice.index]
             part.add(self._shown(delta))
             if self._can_be_shown(choice.index, part):
@@ -161,6 +175,9 @@ class _CompletionFormat:
         return msgspec.structs.replace(
             delta, text="", token_ids=[], logprobs=None, finish_reason=ended, stop_reason=None
         )
+
+    def _text_chunk(self, index: int, text: str) -> Completion:
+        return self._chunk_body([CompletionChoice(index, text, None, None)])
 
     def _can_be_shown(self, index: int, part: answer.Part) -> bool:
         """No chunk without text, but for the last one, and where token ids were asked for."""
@@ -203,12 +220,15 @@ class _CompletionFormat:
         return for_prompt(part.prompt_logprobs or [])
 
     def _chunk(self, choices: list[CompletionChoice], has_usage: bool = False) -> bytes:
+        return sse.event(self._chunk_body(choices, has_usage))
+
+    def _chunk_body(self, choices: list[CompletionChoice], has_usage: bool = False) -> Completion:
         chunk = Completion(self._id, self._created, self._model, choices)
         if has_usage or self._completion.has_running_usage:
             chunk.usage = self._usage()
         elif self._completion.has_usage_chunk:
             chunk.usage = None  # the reference: null in all chunks but the last
-        return sse.event(chunk)
+        return chunk
 
     def _usage(self) -> Usage:
         return self._generation.usage(counts_output=not self._completion.is_prompt_only)

@@ -9,10 +9,8 @@ All three look at what is known already, so they are as quick under load as with
 asked. That it still works is known from its heartbeats.
 """
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from api import errors
+from api.asgi import Request, Response
 from api.edge import STARTING_RETRY_AFTER_S
 from api.routing import Route
 from api.service import Service, State
@@ -39,7 +37,7 @@ def routes(service: Service) -> list[Route]:
 
 def _answer(state: State, bad: tuple[State, ...]) -> Response:
     if state not in bad:
-        return Response(status_code=200)
+        return Response()
     code = "engine_dead" if state in ("hung", "dead") else "unavailable"
     return errors.error_response(
         errors.server_failure(503, f"the server is {state}", code, STARTING_RETRY_AFTER_S)

@@ -1,10 +1,8 @@
 """GET /v1/models, /v1/models/{id} and /version: who we are."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 import engine
 from api import answer
+from api.asgi import Request, Response
 from api.protocol import ModelCard, ModelList
 from api.routing import Route
 from api.service import Service
@@ -21,7 +19,7 @@ def routes(service: Service) -> list[Route]:
         )
 
     async def retrieve_model(request: Request) -> Response:
-        name = request.scope["path"].removeprefix(_ONE_MODEL)
+        name = request.path.removeprefix(_ONE_MODEL)
         service.check_model_name(name)
         return answer.json_response(_card(service, name))
 

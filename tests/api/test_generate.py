@@ -47,7 +47,7 @@ class Running:
             stream = RequestStream(str(index), self.aborted.append, self.generation.wakeup, record)
             processor = OutputProcessor(tokenizer, SamplingParams(), [97])
             self.streams.append(stream)
-            self.generation.choices.append(Choice(index, processor, stream, record))
+            self.generation.add(Choice(index, processor, stream, record))
 
     def read(
         self, meanwhile: Callable[[], None] = lambda: None
@@ -58,7 +58,8 @@ class Running:
 
         async def work() -> None:
             asyncio.get_running_loop().call_soon(meanwhile)
-            async for batch in self.generation.batches():
+            while not self.generation.is_over:
+                batch = await self.generation.news()
                 texts.extend((choice.index, delta.text) for choice, delta in batch)
 
         try:

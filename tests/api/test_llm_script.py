@@ -119,7 +119,7 @@ def test_importing_the_names_is_light(tmp_path: Path) -> None:
         """
 import sys
 from api import LLM, SamplingParams
-print(*{"torch", "transformers", "cluster", "starlette"} & set(sys.modules))
+print(*{"torch", "transformers", "cluster", "uvicorn"} & set(sys.modules))
 """,
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api import answer
 from api.chat_template import ChatTemplate
 from api.input_processor import InputProcessor
 from engine.errors import ConfigError, EngineDeadError
@@ -356,7 +357,9 @@ def test_disconnect_aborts(is_streamed: bool, is_running: bool) -> None:
 def test_text_of_a_client_that_has_gone_is_not_tokenized(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its place in the queue is free for those who stay."""
+    """Its place in the queue is free for those who stay. The bodies are too long to be done with at
+    once."""
+    padding = {"user": "x" * answer.QUICK_BYTES}
     has_begun, may_end = threading.Event(), threading.Event()
     caplog.set_level("INFO", "api.edge")
     texts: list[str] = []
@@ -370,16 +373,16 @@ def test_text_of_a_client_that_has_gone_is_not_tokenized(
 
     with serving(num_text_threads=1) as server, ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(InputProcessor, "encode", encode_slowly)
-        slow = pool.submit(server.complete, prompt="slow")
+        slow = pool.submit(server.complete, prompt="slow", **padding)
         assert has_begun.wait(20)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(
                 f"http://127.0.0.1:{server.port}/v1/completions",
-                json={"prompt": "gone"},
+                json={"prompt": "gone", **padding},
                 timeout=httpx.Timeout(20, read=0.2),
             )
         wait_for(lambda: " 499 " in caplog.text, "the end of the one that has gone")
-        next_ = pool.submit(server.complete, prompt="next")
+        next_ = pool.submit(server.complete, prompt="next", **padding)
         may_end.set()
 
         assert (slow.result(20).status_code, next_.result(20).status_code) == (200, 200)
@@ -454,7 +457,9 @@ def test_long_prompts_hold_nobody_up() -> None:
 
 
 def test_a_slow_template_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one conversation is rendered, and does not get on, all else is answered."""
+    """While one conversation is rendered, and does not get on, all else is answered: templates that
+    take long even with a short one are found out when they are loaded."""
+    template = "{% for i in range(200) %}{% for j in range(200) %}{% endfor %}{% endfor %}hello"
     has_begun, may_end = threading.Event(), threading.Event()
     render = ChatTemplate.render
 
@@ -463,7 +468,7 @@ def test_a_slow_template_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> Non
         assert may_end.wait(20)
         return render(self, *args, **kwargs)
 
-    with serving() as server, ThreadPoolExecutor(1) as pool:
+    with serving(chat_template=template) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(ChatTemplate, "render", render_slowly)
         slow = pool.submit(server.chat, "hello")
         assert has_begun.wait(20)

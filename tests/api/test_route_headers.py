@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from starlette.datastructures import Headers
 
 from api import route_headers
 from api.load_balancer import Route
@@ -172,6 +171,6 @@ def test_header_is_bounded() -> None:
 
 def test_two_ranks_in_one_request_are_a_mistake() -> None:
     """Neither is more meant than the other."""
-    headers = Headers(raw=[(b"x-data-parallel-rank", b"0"), (b"x-data-parallel-rank", b"1")])
+    headers = [(b"x-data-parallel-rank", b"0"), (b"x-data-parallel-rank", b"1")]
     with pytest.raises(InvalidRequestError, match="not '0, 1'"):
         route_headers.read(headers, range(2))

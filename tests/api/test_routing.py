@@ -1,15 +1,14 @@
 """Which endpoint answers: a table of paths."""
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
 
+from api.asgi import App, Request, Response
 from api.errors import HttpError
 from api.routing import Endpoint, Route, Routes
 
 
 def endpoint() -> Endpoint:
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request) -> App:
         return Response()
 
     return answer

@@ -65,17 +65,6 @@ def test_the_three_times_add_up(num_preemptions: int) -> None:
     assert total == pytest.approx(timeline.last_token_at - 1.0)
 
 
-def test_gaps_are_those_of_the_core_steps() -> None:
-    """However late and bundled the outputs arrive here."""
-    gaps: list[float] = []
-    timeline = Timeline(gaps.append)
-
-    for stamp in (1.0, 1.25, 2.0):
-        timeline.update(output(num_tokens=1), stamp)
-
-    assert gaps == [0.25, 0.75]
-
-
 def test_request_that_never_ran_has_no_times() -> None:
     """One that was aborted while it waited."""
     timeline = Timeline()

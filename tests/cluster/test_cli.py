@@ -37,7 +37,7 @@ def serve_config(*flags: str, model: str = "m") -> ServeConfig:
     return cli_module._serve_config(given.pop("model"), given, Environment())
 
 
-HEAVY = ("starlette", "numpy", "ray", "tokenizers", "torch", "transformers", "uvicorn", "zmq")
+HEAVY = ("numpy", "ray", "tokenizers", "torch", "transformers", "uvicorn", "zmq")
 
 
 def test_help_is_light() -> None:
