@@ -3,6 +3,7 @@
 Aiohttp does the HTTP. No proxy of the environment is used: a server of one's own is meant.
 """
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -133,8 +134,9 @@ def reason(error: BaseException) -> str:
         error = error.os_error
     if isinstance(error, TimeoutError):
         return f"no connection within {_CONNECT_S:.0f} s"
-    text = error.strerror if isinstance(error, OSError) and error.errno else None
-    return text or str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # without the address, which aiohttp says too
+    return str(error) or type(error).__name__
 
 
 def _without_version(base_url: str) -> str:

@@ -80,8 +80,8 @@ def run_batch(settings: BatchSettings) -> int:
     """
     _check_different(settings.input_file, settings.output_file)
     with (
-        result_file.opened(settings.output_file) as output,
         request_file.opened(settings.input_file) as source,
+        result_file.opened(settings.output_file) as output,
     ):
         counts = request_file.check(source, output.done)
         lines = request_file.pending(source, output.done)
