@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import ext, nodes, sandbox, utils
 from jinja2.parser import Parser
 
+from api import template_calls
 from api.tokenizer import Tokenizer
 from engine.errors import ConfigError, InvalidRequestError, UnsupportedFieldError
 
@@ -35,6 +37,9 @@ _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"}
 )
 """Arguments of `render`, which a client sets through fields of their own, and Jinja's own name."""
+
+_WITH_TOOLS = ("tool_use", "default")
+"""Names of templates for a conversation with tools: the first that there is."""
 
 _MAX_DEPTH = 100
 
@@ -67,7 +72,11 @@ class ChatTemplate:
         self._templates = {
             name: _compile(environment, name, source) for name, source in templates.items()
         }
+        self._sources = dict(templates)
         self._takes_parts = {name: self._probe_parts(name) for name in templates}
+        self._call_forms = {
+            name: template_calls.probe(partial(self._render_plainly, name)) for name in templates
+        }
         self.short_render_s = max((self._time_probe(name) for name in templates), default=0.0)
         """Processor time that the shortest of conversations takes."""
 
@@ -76,6 +85,11 @@ class ChatTemplate:
         """The template that comes with the tokenizer, or `template` in its place."""
         templates = tokenizer.chat_templates if template is None else {"default": template}
         return cls(templates, tokenizer.special_tokens)
+
+    @property
+    def source(self) -> str | None:
+        """Of the template that is used where tools are given."""
+        return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), None)
 
     def render(
         self,
@@ -131,7 +145,7 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
     def _choose(self, *, has_tools: bool) -> str:
-        for name in ("tool_use", "default") if has_tools else ("default",):
+        for name in _WITH_TOOLS if has_tools else ("default",):
             if name in self._templates:
                 return name
         raise InvalidRequestError(
@@ -149,23 +163,27 @@ class ChatTemplate:
         plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None}, where)
         if isinstance(plain.get("content"), list):
             _check_parts(plain["content"], f"{where}.content")
-            if not self._takes_parts[name]:
+            if not self._takes_parts[name] or plain["role"] == "tool":
                 plain["content"] = "\n".join(part["text"] for part in plain["content"])
         reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-        return plain
+        return self._call_forms[name].convert(plain) if "tool_calls" in plain else plain
 
     def _probe_parts(self, name: str) -> bool:
         """Whether the template reads content given as a list of parts, rather than printing it."""
         messages = [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]
         try:
-            text = self._run(
-                name, {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
-            )
+            text = self._render_plainly(name, messages)
         except InvalidRequestError:
             return False
         return "probe" in text and "'text'" not in text and '"text"' not in text
+
+    def _render_plainly(self, name: str, messages: Sequence[Message]) -> str:
+        """Messages that need no preparation, without anything beside them."""
+        return self._run(
+            name, {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
+        )
 
     def _time_probe(self, name: str) -> float:
         """Least of three: the first fills caches."""

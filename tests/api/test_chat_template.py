@@ -228,3 +228,81 @@ def test_a_broken_template_is_named_at_start() -> None:
     """With its line."""
     with pytest.raises(ConfigError, match="line 2"):
         make("fine\n{% for %}")
+
+
+HERMES = """\
+{% for m in messages %}[{{ m.role }}]{% if m.content %}{{ m.content }}{% endif %}
+{%- for call in m.tool_calls %}<{{ call.function.name }} {{ call.function.arguments | tojson }}>
+{%- endfor %}{% endfor %}"""
+
+DEEPSEEK = """\
+{% for m in messages %}[{{ m.role }}]{% if m['content'] is none %}{% for call in m['tool_calls'] %}
+{{- '<' + call['function']['name'] + ' ' + call['function']['arguments'] + '>' }}{% endfor %}
+{%- else %}{{ m['content'] }}{% endif %}{% endfor %}"""
+
+PRINTS_ALL = """\
+{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{ raise_exception("ids have nine characters") }}{% endif %}
+{{- call.function | tojson }}{% endfor %}{% endfor %}"""
+
+
+def calling(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
+    """A conversation with a call."""
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [call], **fields},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "3"},
+    ]
+
+
+def test_earlier_calls_have_the_form_that_the_template_reads() -> None:
+    """Arguments as an object or as the text that clients send; no content as null or as empty."""
+    for content in (None, ""):
+        chat = calling('{"a": "é"}', content=content)
+        assert make(HERMES).render(chat) == '[user]hi[assistant]<f {"a": "é"}>[tool]3'
+        assert make(DEEPSEEK).render(chat) == '[user]hi[assistant]<f {"a": "é"}>[tool]3'
+        assert (
+            make(PRINTS_ALL).render(chat)
+            == '[user]hi[assistant]{"name": "f", "arguments": {"a": "é"}}[tool]3'
+        )
+
+
+def test_objects_and_missing_arguments_are_taken_too() -> None:
+    """As some clients send them."""
+    for arguments, shown in (({"a": 1}, '{"a": 1}'), ("", "{}"), (None, "{}")):
+        for source in (HERMES, DEEPSEEK):
+            assert f"<f {shown}>" in make(source).render(calling(arguments))
+
+
+def test_broken_arguments_of_an_earlier_call_end_no_conversation() -> None:
+    """The model wrote them, and the client can only send them back. Where the template wants an
+    object there is none in them."""
+    for arguments in ('{"a": ', "[1]", "3"):
+        assert (
+            make(DEEPSEEK).render(calling(arguments))
+            == f"[user]hi[assistant]<f {arguments}>[tool]3"
+        )
+        assert make(HERMES).render(calling(arguments)) == "[user]hi[assistant]<f {}>[tool]3"
+
+
+def test_content_beside_calls_and_empty_lists_of_calls_stay_what_they_are() -> None:
+    """A list without calls is none: templates test whether it is there."""
+    assert "[assistant]Well<f" in make(HERMES).render(calling("{}", content="Well"))
+    assert "calls" not in make(TOOLS).render([{**CHAT[0], "tool_calls": []}])
+
+
+def test_results_of_tools_are_texts() -> None:
+    """Templates that read parts read them in users' messages, hardly ever in tools'."""
+    part = {"type": "text", "text": "3"}
+    text = make(PARTS).render([USER, {"role": "tool", "content": [part, part]}])
+
+    assert text.endswith("[tool]3\n3")
+
+
+def test_source_is_that_of_the_template_for_tools() -> None:
+    """It tells which family the model belongs to."""
+    assert ChatTemplate({"default": "a", "tool_use": "b"}).source == "b"
+    assert make("a").source == "a"
+    assert ChatTemplate({}).source is None
