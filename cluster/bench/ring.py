@@ -25,6 +25,8 @@ from workers.executor import MultiprocExecutor
 from workers.ring import Peer, Ring, RingReader, RingWriter
 
 _PATIENCE_S = 60.0
+_READER_PATIENCE_S = 3600.0
+"""Between two messages somebody else may be measured."""
 _CHUNK_BYTES = 16 << 20
 _NUM_WARM_UP = 20
 _IDLE_S = 2.0
@@ -133,7 +135,7 @@ def _read_all(calls: Ring, index: int, answers: Ring | None) -> None:
     writer = RingWriter(answers, [Peer("bench")]) if answers else None
     with contextlib.suppress(EOFError):
         while True:
-            reader.read(timeout_s=_PATIENCE_S)
+            reader.read(timeout_s=_READER_PATIENCE_S)
             if writer is not None:
                 writer.write([b"ok"], "", timeout_s=_PATIENCE_S)
 
