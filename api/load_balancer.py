@@ -195,7 +195,7 @@ class LoadBalancer:
         up = self._candidates(pinned_rank, self._begins_at(prompt_token_ids))
         keys, matches = self._match(prompt_token_ids, salt)
         served = None if session is None else self._rank_of_session(session)
-        rank = self._cheapest(up, matches.num_tokens, served)
+        rank = up[0] if len(up) == 1 else self._cheapest(up, matches.num_tokens, served)
         if pinned_rank is not None:
             rule: Rule = "pinned"
         else:

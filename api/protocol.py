@@ -5,6 +5,7 @@ some requests ask for are UNSET unless they are there; the others are always wri
 look for them (`finish_reason`, `logprobs`, `cached_tokens`).
 """
 
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -105,7 +106,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The fields that say how to sample, checked. Raises InvalidRequestError."""
-        given = {name: v for name in _SAMPLING_FIELDS if (v := getattr(self, name)) is not None}
+        values = zip(_SAMPLING_FIELDS, _sampling_fields(self), strict=True)
+        given = {name: value for name, value in values if value is not None}
         if self.repetition_detection is not None:
             r = self.repetition_detection
             given["repetition_detection"] = RepetitionDetection(
@@ -135,6 +137,9 @@ _SAMPLING_FIELDS = (
     "spaces_between_special_tokens",
     "allowed_token_ids",
 )
+
+
+_sampling_fields = attrgetter(*_SAMPLING_FIELDS)
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -48,10 +48,10 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
     (WordPiece and the like): False joins neighbouring special tokens without one."""
 
     def __post_init__(self) -> None:
-        _replace(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
-        for name, (is_right, kind) in _KINDS.items():
-            value = getattr(self, name)
-            if value is _DEFAULTS[name]:  # as are most
+        if isinstance(self.stop, str):
+            _replace(self, "stop", (self.stop,))
+        for value, (name, default, is_right, kind) in zip(_checked(self), _CHECKS, strict=True):
+            if value is default:  # as are most
                 continue
             if name in _TUPLES and isinstance(value, list | set | frozenset):
                 value = tuple(value)
@@ -62,7 +62,8 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
                 raise InvalidRequestError(f"{name} must be {kind}, not {value!r:.80}", name)
         super().__post_init__()
         check_range("n", self.n, 1, MAX_N)
-        _check_stop(self.stop)
+        if self.stop:
+            _check_stop(self.stop)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.
@@ -76,10 +77,6 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
 
 
 _engine_fields = attrgetter(*EngineSamplingParams.__struct_fields__)
-
-_DEFAULTS = dict(
-    zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
-)
 
 
 def _wrap_seed(seed: int) -> int:
@@ -184,3 +181,9 @@ _KINDS: Final = {
         "a RepetitionDetection",
     ),
 }
+
+_DEFAULTS = dict(
+    zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
+)
+_CHECKS = tuple((name, _DEFAULTS[name], *check) for name, check in _KINDS.items())
+_checked = attrgetter(*_KINDS)

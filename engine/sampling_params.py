@@ -4,6 +4,8 @@ Stop strings live in `api/`, which matches them. Bounds are checked at construct
 from the wire constructs, so a value that is out of bounds never gets as far as the sampler.
 """
 
+from operator import attrgetter
+
 import msgspec
 
 from engine.errors import InvalidRequestError
@@ -80,32 +82,21 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """If given, no other token can be sampled."""
 
     def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, 0.0, 100.0)
-        check_range("top_p", self.top_p, 0.0, 1.0)
+        for value, (name, least, most) in zip(_bounded(self), _BOUNDS, strict=True):
+            if value is not None and not least <= value <= most:
+                check_range(name, value, least, most)
         if self.top_p == 0.0:
             raise InvalidRequestError("top_p must be above 0 and at most 1, not 0", "top_p")
-        check_range("top_k", self.top_k, -1, MAX_TOKEN_ID)
-        check_range("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            check_range("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.max_tokens is not None:
-            check_range("max_tokens", self.max_tokens, 1, MAX_TOKEN_ID)
-        check_range("min_tokens", self.min_tokens, 0, MAX_TOKEN_ID)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
                 "min_tokens",
             )
-        if self.logprobs is not None:
-            check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        _check_bias(self.logit_bias)
-        _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        _check_token_ids("eos_token_ids", self.eos_token_ids, MAX_STOP_TOKEN_IDS)
+        if self.logit_bias is not None:
+            _check_bias(self.logit_bias)
+        if self.stop_token_ids or self.eos_token_ids:
+            _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+            _check_token_ids("eos_token_ids", self.eos_token_ids, MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequestError(
@@ -140,6 +131,25 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
                     )
 
 
+_BOUNDS = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("top_k", -1, MAX_TOKEN_ID),
+    ("min_p", 0.0, 1.0),
+    ("seed", -MAX_SEED - 1, MAX_SEED),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("max_tokens", 1, MAX_TOKEN_ID),
+    ("min_tokens", 0, MAX_TOKEN_ID),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+"""Name, least and most of each number that is given."""
+
+_bounded = attrgetter(*(name for name, _, _ in _BOUNDS))
+
+
 def check_range(name: str, value: float, least: float, most: float) -> None:
     """Raise InvalidRequestError unless `value` is a number from `least` to `most`."""
     # NaN fails a two-sided comparison; Python compares integers of any size with floats exactly.
@@ -149,9 +159,7 @@ def check_range(name: str, value: float, least: float, most: float) -> None:
         )
 
 
-def _check_bias(bias: dict[int, float] | None) -> None:
-    if bias is None:
-        return
+def _check_bias(bias: dict[int, float]) -> None:
     _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS)
     for value in bias.values():
         check_range("logit_bias", value, -100.0, 100.0)
