@@ -170,6 +170,7 @@ def test_a_completion_goes_on_with_the_text() -> None:
     assert done.stdout == "The\n"
     assert "(3 tokens in" in done.stderr
     assert "TTFT: " in done.stderr
+    assert request.sampling_params is not None
     assert request.sampling_params.max_tokens == 3
 
 
