@@ -22,6 +22,7 @@ from workers import atomic_folder
 from workers.attention.base import AttentionCall
 from workers.forward_context import BatchLayout
 from workers.kv_cache import LayerKV
+from workers.token_choice import GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _SIGNATURES = {
     "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
     "raywire_write_kv": (c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_int64),
     "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
+    "raywire_best_tokens": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_layers_memory": (c_void_p,),
     "raywire_layers": (*[c_void_p] * 4, c_int, c_int),
 }
@@ -68,6 +70,7 @@ class Kernels:
         self._norm_and_rotate = library.raywire_norm_and_rotate
         self._write_kv = library.raywire_write_kv
         self._attention = library.raywire_attention
+        self._best_tokens = library.raywire_best_tokens
         self._layers = library.raywire_layers
         self._layers_memory = library.raywire_layers_memory
         self._layers_memory.restype = c_int64
@@ -235,6 +238,19 @@ class Kernels:
             *(block_size, layout.block_table.stride(0), call.window or 0),
             *(call.scale, call.softcap or 0.0, self._arithmetic, self._num_threads),
         )
+
+    def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `token_choice.group_maxima` and `token_choice.argmax` return of logits,
+        `[rows, vocab]` float32."""
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        maxima = torch.empty(num_rows, -(-vocab_size // GROUP))
+        tokens = torch.empty(num_rows, dtype=torch.int64)
+        self._best_tokens(
+            *(logits.data_ptr(), maxima.data_ptr(), tokens.data_ptr(), num_rows, vocab_size),
+            self._num_threads,
+        )
+        return maxima, tokens
 
     def layers_memory(self, stack: ctypes.Structure) -> int:
         """Return how many elements of memory `layers` wants for each token."""

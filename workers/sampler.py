@@ -23,6 +23,7 @@ from engine.wire import Logprobs
 from workers import logit_edits, noise, token_choice
 from workers.logit_edits import LogitEdits
 from workers.logprobs import prompt_logprobs, row_logprobs
+from workers.native import Kernels
 
 __all__ = ["SampledTokens", "Sampler", "TokenIds", "prompt_logprobs"]
 
@@ -48,12 +49,19 @@ class Sampler:
         device: where the logits are.
         default_seed: start of the noise of requests without a seed. Engines that serve together
             should have different ones.
+        kernels: that look for the best tokens; None leaves it to torch.
     """
 
     def __init__(
-        self, vocab_size: int, max_num_seqs: int, device: torch.device, default_seed: int
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        device: torch.device,
+        default_seed: int,
+        kernels: Kernels | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._kernels = kernels
         self._device = device
         self._default_key = noise.key_of_seed(default_seed)
         self._num_unseeded = 0
@@ -117,8 +125,8 @@ class Sampler:
 
         if edited:
             logit_edits.apply(logits, [(row, self._edits[request_ids[row]]) for row in edited])
-        maxima = token_choice.group_maxima(logits)
-        tokens = token_choice.argmax(logits, maxima).cpu().numpy()
+        maxima, best = self._best_tokens(logits)
+        tokens = best.cpu().numpy()
         if random:
             tokens[random] = self._draw(logits, maxima, random, request_ids)
 
@@ -128,6 +136,13 @@ class Sampler:
         if raw is not None:
             logprobs |= self._report(raw, list(range(len(kept))), kept, tokens, request_ids)
         return SampledTokens(tokens.astype(np.uint32), logprobs)
+
+    def _best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the maximum of each group of tokens, and the best token of each row."""
+        if self._kernels is not None:
+            return self._kernels.best_tokens(logits)
+        maxima = token_choice.group_maxima(logits)
+        return maxima, token_choice.argmax(logits, maxima)
 
     def _draw(
         self, logits: Tensor, maxima: Tensor, rows: list[int], request_ids: Sequence[str]

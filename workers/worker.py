@@ -20,6 +20,7 @@ from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
 from workers.lean_imports import lean_imports
 from workers.model_runner import Model, ModelRunner
+from workers.native import Kernels
 from workers.parallel import Parallel, Place
 from workers.sampler import Sampler
 from workers.supported import (
@@ -56,6 +57,7 @@ class Worker:
         self._parallel: Parallel | None = None
         self._model: Model
         self._runner: ModelRunner | None = None
+        self._kernels: Kernels | None = None
         self._kv_bytes_per_token = 0
         self._num_steps = 0
         self._profiler: torch.profiler.profile | None = None
@@ -190,6 +192,7 @@ class Worker:
         )
         if packed is not None:
             patcher.patch(loaded.model, packed)
+            self._kernels = packed.kernels
             if settings.executor.attention_backend is None and native.can_attend(loaded.config):
                 backend = native.NativeAttention(packed.kernels)
         kernels_s = time.monotonic() - began
@@ -217,7 +220,10 @@ class Worker:
         if self._place.is_output:
             # Engines have noise of their own, or their unseeded answers would be alike.
             seed = self._config.model.seed + self._config.parallel.data_parallel_rank
-            sampler = Sampler(self._model.vocab_size, spec.max_num_seqs, self._device, seed)
+            sampler = Sampler(
+                *(self._model.vocab_size, spec.max_num_seqs, self._device, seed),
+                kernels=self._kernels,
+            )
         return ModelRunner(self._model, InputBatch(spec, self._device), sampler)
 
     def _kv_budget_bytes(self, model_max_len: int) -> int:
