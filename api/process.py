@@ -215,16 +215,15 @@ async def _until_there_is_a_reason_to_end(
     serving: "asyncio.Task[None]",
 ) -> None:
     """Raises what made the start, or the server, fail."""
-    while not starting.done() and not serving.done():
-        if stop.is_set or client.death is not None:
-            return
-        # Deaths may come from threads that cannot wake the loop yet.
-        await asyncio.sleep(_POLL_S)
-    if starting.done():
-        starting.result()
-        await _until_a_sign(client, stop, serving)
-    if serving.done():
-        serving.result()
+    while not stop.is_set and client.death is None:
+        if serving.done():
+            return serving.result()
+        if starting.done():
+            starting.result()
+            await _until_a_sign(client, stop, serving)
+        else:
+            # Deaths may come from threads that cannot wake the loop yet.
+            await asyncio.sleep(_POLL_S)
 
 
 async def _until_a_sign(

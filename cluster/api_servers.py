@@ -36,18 +36,19 @@ from cluster.channel import (
 from cluster.deadline import Deadline
 from cluster.front import OnReady
 from cluster.metrics_hub import MetricsHub
-from cluster.pulse import SILENCE_S, Pulse
+from cluster.pulse import INTERVAL_S, SILENCE_S, Pulse
 from cluster.supervisor import Child, Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import ConfigError, EngineDeadError
 from engine.lifecycle import STOP_SIGNAL, StopFlag, describe_exit, in_lasting_thread
 from engine.wire import Fingerprint
+from workers.wakeup import Bell, Waiter
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""How soon a signal or a death is noticed."""
+"""How soon a second signal is noticed, and that all have ended."""
 
 _LAST_ANSWERS_S = 5.0
 """How long an API server may take beyond its drain, or after a death: terminal errors of streams,
@@ -76,6 +77,8 @@ class ApiServers:
         self._on_ready = on_ready
         self._lock = threading.Lock()
         self._refusal: str | None = None
+        self._bell = Bell.create()
+        """Wakes `run`."""
         self._num_loaded = 0
         self._first_loaded_at = 0.0
         self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
@@ -89,15 +92,19 @@ class ApiServers:
 
     def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
         self._spawn()
+        stop.on_set = self._bell.ring
+        waiter = Waiter([self._bell])
         try:
             with in_lasting_thread(start) as started:
+                started.add_done_callback(lambda _: self._bell.ring())
                 while not self._is_over and not stop.is_set:
                     if started.done():
                         started.result()
                     self._check_pulse()
-                    time.sleep(_POLL_S)
+                    waiter.wait(INTERVAL_S)
                 self._end_children(stop)
         finally:
+            stop.on_set = None
             self._supervisor.close(0.0)
         if self._refusal is not None:
             raise ConfigError(self._refusal)
@@ -129,6 +136,7 @@ class ApiServers:
             if self.death is not None:
                 return
             self.death = EngineDeadError(rank, cause)
+        self._bell.ring()
         if is_first:
             who = "" if rank is None else f"engine core DP{rank}: "
             logger.error("first cause: %s%s", who, cause)
@@ -224,6 +232,7 @@ class ApiServers:
                         self._on_ready(ready, time.monotonic() - self._first_loaded_at)
                 case Refusal(text):
                     self._refusal = self._refusal or text
+                    self._bell.ring()
                 case Death(engine_index, cause, is_first):
                     self.mark_dead(engine_index, cause, is_first)
                 case Scrape(number):

@@ -106,11 +106,13 @@ def in_lasting_thread(function: Callable[[], T]) -> "Iterator[Future[T]]":
 class StopFlag:
     """Set by the first signal. `count` says how many came: a second one means at once.
 
-    To be looked at, not waited for: a handler must not take a lock that the main thread may hold.
+    To be looked at: a handler must not take a lock that the main thread may hold. Who would rather
+    be woken says how in `on_set`, which is called in the handler and must not take one either.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.on_set: Callable[[], object] | None = None
 
     @property
     def is_set(self) -> bool:
@@ -118,6 +120,8 @@ class StopFlag:
 
     def set(self) -> None:
         self.count += 1
+        if self.on_set is not None:
+            self.on_set()
 
 
 def is_hangup_ignored(signum: signal.Signals) -> bool:

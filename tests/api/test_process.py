@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from api import answer
 from api.chat_template import ChatTemplate
@@ -319,6 +320,35 @@ def test_the_wait_for_engine_cores_counts_from_when_the_start_began() -> None:
         assert server.join() == 1
     assert server.client.death is not None
     assert "no READY within 60 s" in server.client.death.cause
+
+
+def test_no_timer_looks_whether_an_idle_server_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals and deaths wake the event loop. What is left is uvicorn's date, once a second."""
+    delays: list[float] = []
+    num_ticks = 0
+    sleep, on_tick = asyncio.sleep, uvicorn.Server.on_tick
+
+    async def noted_sleep(delay: float, *arguments: Any) -> Any:
+        delays.append(delay)
+        return await sleep(delay, *arguments)
+
+    async def noted_tick(server: uvicorn.Server, counter: int) -> bool:
+        nonlocal num_ticks
+        num_ticks += 1
+        return await on_tick(server, counter)
+
+    with serving() as server:
+        server.complete(prompt="x", max_tokens=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(uvicorn.Server, "on_tick", noted_tick)
+            patch.setattr(asyncio, "sleep", noted_sleep)
+            began_s = time.monotonic()
+            wait_for(lambda: num_ticks >= 2, "two ticks")
+            seconds = time.monotonic() - began_s
+        server.stop.set()
+        assert server.join() == 0
+    assert delays == [], "something polls"
+    assert num_ticks <= 2 + seconds
 
 
 def test_hung_engine_is_a_dead_engine() -> None:
