@@ -5,7 +5,6 @@ The two generating routes differ in what they ask for and in their JSON; both ha
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from api import route_headers
-from api.asgi import App, Receive, Request, Response
+from api.asgi import App, ClientWatch, Request, Response
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
 from api.protocol import GenerationBody
@@ -106,21 +105,16 @@ async def respond(service: Service, request: Request, job: Job) -> App:
     """
     wish = route_headers.read(request.raw_headers, service.ranks)
     generation = Generation()
-    with contextlib.ExitStack() as cleanup:
-        preparing = _start_preparing(service, job)
+    watch = request.client_watch
 
-        def on_gone() -> None:
-            generation.cancel()
-            preparing.cancel()
+    def clean_up() -> None:
+        watch.stop()
+        generation.close()
 
-        watch = _DisconnectWatch(request.receive, on_gone)
-        cleanup.callback(watch.stop)
-        cleanup.callback(generation.close)
-        try:
-            prompts, processors = await preparing
-        except asyncio.CancelledError:
-            generation.check_client()
-            raise
+    is_over = True
+    try:
+        prompts, processors = await _prepared(service, job, generation, watch)
+        watch.start(generation.cancel)
         await generation.launch(service, prompts, processors, job.arrived_at, wish)
         headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
         form = job.make_format(generation, prompts)
@@ -130,19 +124,32 @@ async def respond(service: Service, request: Request, job: Job) -> App:
             return json_response(form.whole(parts), headers)
         events = _Events(form, generation, await generation.news())
         generation.check_client()
-        # From here on the response cleans up, when its last byte is out.
-        return EventStream(events, cleanup.pop_all().close, headers)
+        is_over = False  # the response cleans up, when its last byte is out
+        return EventStream(events, clean_up, headers)
+    finally:
+        if is_over:
+            clean_up()
 
 
-def _start_preparing(
-    service: Service, job: Job
-) -> "asyncio.Future[tuple[list[Prompt], list[OutputProcessor]]]":
-    if not job.is_quick:
-        return service.threads.run(partial(_prepare, job, service.model), job.num_bytes)
-    done: asyncio.Future[tuple[list[Prompt], list[OutputProcessor]]]
-    done = asyncio.get_running_loop().create_future()
-    done.set_result(_prepare(job, service.model))
-    return done
+async def _prepared(
+    service: Service, job: Job, generation: Generation, watch: ClientWatch
+) -> tuple[list[Prompt], list[OutputProcessor]]:
+    """What `_prepare` makes. Raises ClientDisconnect if nobody waits for it any more."""
+    prepare = partial(_prepare, job, service.model)
+    if job.is_quick:
+        return prepare()
+    preparing = service.threads.run(prepare, job.num_bytes)
+
+    def on_gone() -> None:
+        generation.cancel()
+        preparing.cancel()
+
+    watch.start(on_gone)
+    try:
+        return await preparing
+    except asyncio.CancelledError:
+        generation.check_client()
+        raise
 
 
 def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputProcessor]]:
@@ -209,18 +216,3 @@ class _Events:
         batch, self._first = self._first or await self._generation.news(), ()
         events = self._form.chunks(batch)
         return events + self._form.last_chunks() if self.is_over else events
-
-
-class _DisconnectWatch:
-    """Calls `on_gone` when the client closes its connection before the answer is complete."""
-
-    def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
-        self._task = asyncio.create_task(self._watch(receive, on_gone))
-
-    async def _watch(self, receive: Receive, on_gone: Callable[[], None]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        on_gone()
-
-    def stop(self) -> None:
-        self._task.cancel()

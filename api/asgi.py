@@ -6,7 +6,7 @@ Source: the ASGI specification, "HTTP & WebSocket ASGI Message Format", version 
 """
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -22,10 +22,24 @@ class ClientDisconnect(Exception):
     """The client has gone: nobody waits for an answer."""
 
 
+class ClientWatch(Protocol):
+    """Knows when the client of a request goes away. Part of the scope, under `CLIENT_WATCH`."""
+
+    def start(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` when it does: at once, if it has."""
+
+    def stop(self) -> None:
+        """Call nobody any more."""
+
+
+CLIENT_WATCH = "raywire.client_watch"
+"""Name of our extension: waiting for ASGI's message needs a task for each request."""
+
+
 class Request:
     """What a client asks for."""
 
-    __slots__ = ("headers", "method", "path", "raw_headers", "receive")
+    __slots__ = ("client_watch", "headers", "method", "path", "raw_headers", "receive")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -35,6 +49,7 @@ class Request:
         self.headers = dict(self.raw_headers)
         """Of headers that came twice, the last."""
         self.receive = receive
+        self.client_watch: ClientWatch = scope["extensions"][CLIENT_WATCH]
 
 
 class Response:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api import errors
-from api.asgi import Message, Receive, Scope, Send
+from api.asgi import CLIENT_WATCH, Message, Receive, Scope, Send
 from api.errors import Failure
 from engine.thinning import ThinnedCount
 
@@ -47,6 +48,8 @@ class BoundedConnection(HttpToolsProtocol):
     _head_deadline: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
     """What is being answered. `cycle` is the request that came last, which may have to wait."""
+    _watch: "_ClientWatch | None" = None
+    """Of whoever answers it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -122,6 +125,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._watch = _ClientWatch(cycle)
+        cycle.scope["extensions"] = {CLIENT_WATCH: self._watch}  # type: ignore[dict-item]
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _HeadWithBody(cycle)  # type: ignore[assignment]
         if cycle.scope["http_version"] == "1.0":
@@ -140,6 +145,8 @@ class BoundedConnection(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        if self._watch is not None:
+            self._watch.fire()
 
     def _refuse(self, failure: Failure) -> None:
         """Answer without looking further, and close."""
@@ -164,6 +171,27 @@ class BoundedConnection(HttpToolsProtocol):
                 self.client and self.client[0],
                 failure.details.message,
             )
+
+
+class _ClientWatch:
+    """The watch over the client of one request: an `asgi.ClientWatch`."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._on_gone: Callable[[], None] | None = None
+
+    def start(self, on_gone: Callable[[], None]) -> None:
+        self._on_gone = on_gone
+        self._cycle.flow.resume_reading()  # or the end of the connection would not be noticed
+        if self._cycle.disconnected:
+            self.fire()
+
+    def stop(self) -> None:
+        self._on_gone = None
+
+    def fire(self) -> None:
+        if self._on_gone is not None:
+            self._on_gone()
 
 
 class _HeadWithBody:

@@ -9,6 +9,7 @@ the client saw.
 
 import logging
 import multiprocessing
+import os
 import sys
 from contextvars import ContextVar
 
@@ -20,9 +21,16 @@ _HANDLER_NAME = "raywire"
 class _Formatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(
-            f"%(levelname)s %(asctime)s {process} pid=%(process)d %(name)s] %(message)s",
+            f"%(levelname)s %(asctime)s {process} pid={os.getpid()} %(name)s] %(message)s",
             "%m-%d %H:%M:%S",
         )
+        self._second = (0, "")
+        """The last second of which a line was written, and how it is written."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if self._second[0] != int(record.created):
+            self._second = int(record.created), super().formatTime(record, datefmt)
+        return self._second[1]
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
@@ -32,7 +40,12 @@ class _Formatter(logging.Formatter):
 
 def configure(process: str, level: str = "INFO") -> None:
     """Set up the root logger of this process. Calling it again replaces the former set-up, and in a
-    child process whatever a fork has brought along, which would write each line a second time."""
+    child process whatever a fork has brought along, which would write each line a second time.
+
+    Lines do not say which thread or place in the code wrote them, so nobody looks that up.
+    """
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # as the documentation advises
     handler = logging.StreamHandler(sys.stderr)
     handler.set_name(_HANDLER_NAME)
     handler.setFormatter(_Formatter(process))

@@ -3,19 +3,25 @@
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from engine import log
 
+SWITCHES = ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")
+
 
 @pytest.fixture(autouse=True)
 def _restore_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    switches = {name: getattr(logging, name) for name in SWITCHES}
     yield
     root.handlers, root.level = handlers, level
+    for name, value in switches.items():
+        setattr(logging, name, value)
 
 
 def test_a_line_says_who_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +34,19 @@ def test_a_line_says_who_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
         r" engine ready num_gpu_blocks=7\n",
         capsys.readouterr().err,
     )
+
+
+def test_the_time_is_that_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where several lines are of one second."""
+    log.configure("p")
+    record = logging.LogRecord("x", logging.INFO, "", 0, "text", None, None)
+    for second in (0, 0, 1, 3600):
+        record.created = 1_700_000_000.5 + second
+        logging.getLogger().handle(record)
+
+    times = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
+    expected = [time.localtime(1_700_000_000 + second) for second in (0, 0, 1, 3600)]
+    assert times == [time.strftime("%H:%M:%S", each) for each in expected]
 
 
 def test_the_request_id_is_added_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
