@@ -112,8 +112,8 @@ def bench() -> None:
 @_length("--output-len", 128, "Tokens that are generated for each.")
 @_length("--batch-size", 8, "Prompts at once.")
 @_warmups("--num-iters-warmup", 2, "Batches before those that count.")
-@_length("--num-iters", 10, "Batches in a repeat.")
-@_repeats(1)
+@_length("--num-iters", 4, "Batches in a repeat.")
+@_repeats(3)
 @_with_results
 def latency(**flags: Any) -> None:
     """Time batches through the LLM class.
@@ -227,6 +227,7 @@ def serve(**flags: Any) -> None:
 @bench.command(cls=GroupedCommand)
 @click.argument("model", default="demo")
 @click.argument("serve_flags", nargs=-1, type=click.UNPROCESSED)
+@_warmups("--num-warmups", 1, "Starts before those that count: the first may build kernels.")
 @_repeats(3)
 @_with_results
 def startup(**flags: Any) -> None:
@@ -242,7 +243,7 @@ def startup(**flags: Any) -> None:
     from cluster.bench.results import emit
     from cluster.bench.startup import measure_startup
 
-    emit(measure_startup(flags["model"], flags["serve_flags"], flags["repeats"]), output)
+    emit(measure_startup(**flags), output)
 
 
 @bench.command(cls=GroupedCommand)

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _PROMPT_TOKENS = 128
 _PARTS = ("schedule", "update", "encode", "plan")
 _HASHED_TOKENS = 100_000
+_NUM_WARM_UP = 10
+"""Steps before those that count."""
 _NUM_TRIES = 20
 """Of what takes long: admission and hashing."""
 
@@ -62,6 +64,7 @@ def decode_us(
     count: int, rounds: int, prompt_tokens: int = _PROMPT_TOKENS
 ) -> dict[str, list[float]]:
     """Microseconds of each step of so many requests, by part; `step` is the sum."""
+    rounds += _NUM_WARM_UP
     core = _make_core(count, rounds, prompt_tokens)
     encoder, buffer = Encoder(), bytearray()
     times: dict[str, list[float]] = {name: [] for name in _PARTS}
@@ -80,7 +83,8 @@ def decode_us(
         )
         _timed(times["encode"], lambda outputs=outputs: encoder.encode_into(outputs[0], buffer))  # type: ignore[misc]
     parts = zip(times["schedule"], times["update"], times["encode"], strict=True)
-    return {"step": [sum(each) for each in parts], **times}
+    found = {"step": [sum(each) for each in parts], **times}
+    return {name: samples[_NUM_WARM_UP:] for name, samples in found.items()}
 
 
 def _make_core(count: int, max_tokens: int, prompt_tokens: int = _PROMPT_TOKENS) -> EngineCore:

@@ -26,8 +26,11 @@ _STOP_TIMEOUT_S = 60.0
 _STAGE = re.compile(r"(\w+)=([\d.]+)s")
 
 
-def measure_startup(model: str, flags: Sequence[str], repeats: int) -> Results:
-    """Start the server, ask it for one token, leave it alone, stop it; and again.
+def measure_startup(
+    model: str, serve_flags: Sequence[str], num_warmups: int, repeats: int
+) -> Results:
+    """Start the server, ask it for one token, leave it alone, stop it; and again. The first
+    `num_warmups` starts do not count.
 
     Raises:
         ConfigError: the server does not come up, or refuses the request; its log remains.
@@ -35,17 +38,22 @@ def measure_startup(model: str, flags: Sequence[str], repeats: int) -> Results:
     figures: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     logs = Path(tempfile.mkdtemp(prefix="raywire-bench-"))
     with watch() as load:
-        for number in range(repeats):
+        for number in range(num_warmups + repeats):
             try:
-                found = _start(model, flags, logs / f"server-{number}.log")
+                found = _start(model, serve_flags, logs / f"server-{number}.log")
             except RuntimeError as error:
                 raise ConfigError(str(error)) from error
-            for name, value in found.items():
+            for name, value in found.items() if number >= num_warmups else ():
                 figures[name].append([value])
     shutil.rmtree(logs)
     return Results(
         "startup",
-        {"model": model, "flags": list(flags), "repeats": repeats},
+        {
+            "model": model,
+            "flags": list(serve_flags),
+            "num_warmups": num_warmups,
+            "repeats": repeats,
+        },
         [Measured(name, unit, values) for (name, unit), values in figures.items()],
         load,
         notes=["stages are the server's own account; PSS shares out what processes share"],

@@ -7,6 +7,7 @@ and bfloat16, which torch's libraries do nearly as fast as the processor can. Al
 several. Beside it stands what a step of a model has to read and to compute.
 """
 
+import hashlib
 import json
 import math
 import subprocess
@@ -39,6 +40,28 @@ class Limit:
     """What bounds it."""
 
 
+def copying_ms(num_bytes: int) -> Limit:
+    """To copy so many bytes once to and once from where somebody else reads them."""
+    content, shared = bytes(num_bytes), bytearray(num_bytes)
+
+    def copy() -> None:
+        shared[:] = content
+        bytes(shared)
+
+    return Limit(_best_s(copy) * 1e3, "copying")
+
+
+def hashing_us(num_tokens: int, block_size: int) -> Limit:
+    """SHA-256 of as many blocks of token ids, each with the hash before it."""
+    block = bytes(4 * block_size + 32)
+
+    def hash_all() -> None:
+        for _ in range(num_tokens // block_size):
+            hashlib.sha256(block).digest()
+
+    return Limit(_best_s(hash_all) * 1e6, "SHA-256")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelWork:
     """What a dense decoder has to do, whoever computes it. Attention comes on top."""
@@ -55,6 +78,12 @@ class ModelWork:
         """Only the last token needs the head."""
         flop = 2 * (self.layer_params * num_tokens + self.head_params)
         return _slowest_ms(machine, (self.layer_params + self.head_params) * bytes_per_param, flop)
+
+    def tokens_per_s(self, machine: Machine, streams: int, prompt: int, output: int) -> Limit:
+        """So many requests at once, each prefilled and decoded with the others."""
+        step = self.decode_ms(machine, streams)
+        took_ms = streams * self.prefill_ms(machine, prompt).value + output * step.value
+        return Limit(streams * output / took_ms * 1e3, step.by)
 
 
 def _slowest_ms(machine: Machine, num_bytes: float, flop: float) -> Limit:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from cluster.bench.machine import Tree
 
 START_TIMEOUT_S = 900.0
-ANSWER_TIMEOUT_S = 600.0
+ANSWER_TIMEOUT_S = 1800.0
 _STOP_TIMEOUT_S = 60.0
 _OBEY = Path(__file__).with_name("obey.py")
 

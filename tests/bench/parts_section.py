@@ -13,6 +13,7 @@ from cluster.bench import codec_times
 from cluster.bench.busy import busy_threads
 from cluster.bench.ring import RingBench
 from cluster.bench.schedule import decode_us, hashing_us
+from tests.bench import limits
 from tests.bench.engines import Engine, wait_at_rest
 from tests.bench.figures import Figure, Recorder, Side
 from tests.bench.obedient import Obedient
@@ -60,6 +61,8 @@ def measure_parts(
         ]
         for part in _parts(rings):
             _take_turns(part, peers, settings.repeats, recorder, say)
+    recorder.limit("ring-12m", limits.copying_ms(12 << 20))
+    recorder.limit("hash", limits.hashing_us(1000, 16))
     _measure_overhead(settings, recorder, say)
     return recorder.figures()
 

@@ -24,6 +24,7 @@ from cluster.bench.offline_run import token_range
 from cluster.bench.percentile import percentile
 from cluster.bench.serve import completion_body
 from cluster.bench.workload import Item, TokenRange, random_items
+from tests.bench import limits
 from tests.bench.engines import Engine, wait_at_rest
 from tests.bench.figures import Figure, Recorder, turns
 
@@ -63,9 +64,10 @@ def measure_server(
     engines: Sequence[Engine], settings: ServerSettings, say: Callable[[str], None]
 ) -> dict[str, Figure]:
     """Start, memory, idle load, streams and end of a real model's server."""
+    machine, work = limits.measure(engines[0].environ), limits.model_work(settings.folder)
     recorder = Recorder()
-    limits = ("--max-num-seqs", str(max(STREAMS)), "--no-enable-prefix-caching")
-    with _all_up(engines, settings, limits, recorder, "demo", say) as servers:
+    flags = ("--max-num-seqs", str(max(STREAMS)), "--no-enable-prefix-caching")
+    with _all_up(engines, settings, flags, recorder, "demo", say) as servers:
         _measure_idle(servers, recorder)
         for count in STREAMS:
             _measure_streams(servers, settings, count, recorder, say)
@@ -73,6 +75,10 @@ def measure_server(
         for server in servers:
             with recorder.turn(server.engine.side) as found:
                 found["stop"] = _stop(server)
+    if work.layer_params:
+        lengths = settings.prompt_tokens, settings.output_tokens
+        for count in STREAMS:
+            recorder.limit(f"http-{count}", work.tokens_per_s(machine, count, *lengths))
     return recorder.figures()
 
 
@@ -81,8 +87,8 @@ def measure_tiny(
 ) -> dict[str, Figure]:
     """Start, memory and front end of a server whose model costs next to nothing."""
     recorder = Recorder()
-    limits = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
-    with _all_up(engines, settings, limits, recorder, "tiny", say) as servers:
+    flags = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
+    with _all_up(engines, settings, flags, recorder, "tiny", say) as servers:
         _measure_front_end(servers, settings, recorder, say)
         _measure_memory(servers, recorder, "memory-tiny", say)
     return recorder.figures()
@@ -95,7 +101,7 @@ def measure_tiny(
 def _all_up(
     engines: Sequence[Engine],
     settings: ServerSettings,
-    limits: Sequence[str],
+    flags: Sequence[str],
     recorder: Recorder,
     model: str,
     say: Callable[[str], None],
@@ -111,7 +117,7 @@ def _all_up(
             wait_at_rest(*others)
             say(f"{engine.name} starts")
             with recorder.turn(engine.side, *others) as found:
-                server = stack.enter_context(_up(engine, settings, limits))
+                server = stack.enter_context(_up(engine, settings, flags))
                 found[f"start-{model}"] = server.first_token_s
             say(f"{engine.name}: first token after {server.first_token_s:.1f} s")
             servers.append(server)
@@ -119,11 +125,11 @@ def _all_up(
 
 
 @contextmanager
-def _up(engine: Engine, settings: ServerSettings, limits: Sequence[str]) -> Iterator[Served]:
+def _up(engine: Engine, settings: ServerSettings, flags: Sequence[str]) -> Iterator[Served]:
     port = server_process.free_port()
     flags = [
         *("--max-model-len", str(settings.prompt_tokens + settings.output_tokens)),
-        *("--max-num-batched-tokens", "2048", "--served-model-name", NAME, *limits),
+        *("--max-num-batched-tokens", "2048", "--served-model-name", NAME, *flags),
     ]
     folder, log = str(settings.folder), settings.logs / f"{engine.name}-server.log"
     if engine.side == "ours":

@@ -143,6 +143,8 @@ def test_the_limit_is_what_takes_longest() -> None:
     assert work.decode_ms(machine, 1) == Limit(100.0, "memory")
     assert work.decode_ms(machine, 32) == Limit(320.0, "arithmetic")
     assert work.prefill_ms(machine, 100) == Limit(802.0, "arithmetic")
+    # Two prompts of 100 tokens, then 10 steps of 100 ms for both.
+    assert work.tokens_per_s(machine, 2, 100, 10) == Limit(20 / 2.604, "memory")
 
 
 def test_rows_have_keys_of_their_own() -> None:

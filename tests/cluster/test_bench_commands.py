@@ -69,7 +69,7 @@ def test_without_a_server_there_is_one_line() -> None:
 def test_latency_measures_the_llm_class() -> None:
     """Its steps are the rest of the time by the rest of the tokens."""
     words = "--model scripted --batch-size 2 --input-len 4 --output-len 5 --num-iters 3"
-    found = bench("latency", *words.split(), "--num-iters-warmup", "1")
+    found = bench("latency", *words.split(), "--num-iters-warmup", "1", "--repeats", "1")
 
     assert found["command"] == "latency"
     assert {figure["name"]: figure["count"] for figure in found["figures"]} == dict.fromkeys(
@@ -83,7 +83,7 @@ def test_latency_measures_the_llm_class() -> None:
     ("words", "figure"),
     [
         ("throughput --model scripted --num-prompts 8 --output-len 4", "output tokens"),
-        ("startup scripted -- --max-model-len 64", "to the first token"),
+        ("startup --num-warmups 0 scripted -- --max-model-len 64", "to the first token"),
         ("wire --rounds 5", "call, TCP, encrypted"),
         ("ring --rounds 20 --readers 1", "step, 1 worker"),
         ("schedule --rounds 5 --running 1,4", "step, 4 running"),
