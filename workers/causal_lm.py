@@ -48,6 +48,7 @@ class CausalLM:
         self._dtype = loaded.dtype
         self._device = device
         self._parallel = parallel
+        self._is_output = place.is_output
         self._backend = backend
         self._backbone: nn.Module = loaded.model.base_model
         self._head = _head_of(loaded.model, self._hidden_size, loaded.dtype, device)
@@ -81,7 +82,7 @@ class CausalLM:
         """Return `[len(states), vocab_size]` float32 on the first tensor rank. All of them must
         call."""
         logits = self._head(states)
-        return logits.float() if self._parallel.place.is_output else None
+        return logits.float() if self._is_output else None
 
 
 Head = Callable[[Tensor], Tensor]

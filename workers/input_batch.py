@@ -257,29 +257,48 @@ class _StepInputs:
             "block_table": ((num_reqs, max_blocks), torch.int32),
             "sampling_rows": ((num_reqs,), torch.int64),
         }
-        is_cuda = device.type == "cuda"
-        self._host = {
-            name: torch.zeros(shape, dtype=dtype, pin_memory=is_cuda)
-            for name, (shape, dtype) in sizes.items()
+        self._buffers = {
+            name: _Buffer(shape, dtype, device) for name, (shape, dtype) in sizes.items()
         }
-        self._arrays = {name: tensor.numpy() for name, tensor in self._host.items()}
-        self._device = {name: tensor.to(device) for name, tensor in self._host.items()}
-        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def fill(self, **arrays: np.ndarray) -> dict[str, Tensor]:
         """Write the arrays at the start of their buffers, and return those parts on the device."""
         if self._copied is not None:
             self._copied.synchronize()  # the last step's copies may still read the host's memory
-        parts = {}
-        for name, array in arrays.items():
-            part = tuple(slice(0, length) for length in array.shape)
-            self._arrays[name][part] = array
-            parts[name] = self._device[name][part]
-            if self._copied is not None:
-                parts[name].copy_(self._host[name][part], non_blocking=True)
+        parts = {name: self._buffers[name].fill(array) for name, array in arrays.items()}
         if self._copied is not None:
             self._copied.record()
         return parts
+
+
+class _Buffer:
+    """Memory of one input, of which a step fills the start. Steps of the same shape, which decodes
+    are for a while, share the tensors that say which part that is: to make them takes longer than
+    to fill them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=is_cuda)
+        self._device = self._host.to(device)
+        self._use(shape)
+
+    def fill(self, array: np.ndarray) -> Tensor:
+        """Write an array, and return it on the device."""
+        if array.shape != self._shape:
+            self._use(array.shape)
+        self._array[...] = array
+        if self._part is not self._host_part:
+            self._part.copy_(self._host_part, non_blocking=True)
+        return self._part
+
+    def _use(self, shape: tuple[int, ...]) -> None:
+        part = tuple(slice(0, length) for length in shape)
+        self._shape = shape
+        self._host_part = self._host[part]
+        self._array = self._host_part.numpy()
+        is_same = self._device is self._host
+        self._part = self._host_part if is_same else self._device[part]
 
 
 def _flatten(

@@ -128,7 +128,9 @@ class ModelRunner:
         """Return the next token of each request whose known tokens end in this step."""
         if not step.sampling_ids:
             return _NOTHING_SAMPLED
-        logits = self._model.logits(states[step.sampling_rows])
+        if len(step.sampling_ids) < step.num_tokens:  # else a decode: all of them, in order
+            states = states[step.sampling_rows]
+        logits = self._model.logits(states)
         if logits is None or self._sampler is None:
             return _NOTHING_SAMPLED
         sampled = self._sampler.sample(logits, step.sampling_ids)
