@@ -89,6 +89,9 @@ class Job:
     render_s: float = 0.0
     """What rendering takes at least."""
 
+    kept_token_ids: frozenset[int] = frozenset()
+    """Special tokens that show in the text of the answer."""
+
     @property
     def is_quick(self) -> bool:
         """Whether `prepare` takes about `QUICK_S` at most."""
@@ -156,7 +159,7 @@ def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputPro
     """All that the loop need not do itself."""
     prompts = job.prepare(model)
     processors = [
-        OutputProcessor(model.tokenizer, job.params, prompt.token_ids)
+        OutputProcessor(model.tokenizer, job.params, prompt.token_ids, job.kept_token_ids)
         for prompt in prompts
         for _ in prompt.requests
     ]

@@ -8,7 +8,7 @@ have and we do not serve is refused by name; one that nobody knows is ignored an
 import asyncio
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from engine.errors import (
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r" - at `(?:key` in `)?\$(\[\.\.\.\]|[^`]*)`$")
@@ -139,6 +140,26 @@ def decode(
     except RecursionError as error:
         raise InvalidRequestError("the body is nested too deeply") from error
     return body, [name for name in ignored if name not in unsupported]
+
+
+def decode_field(
+    decode: Callable[[bytes | msgspec.Raw], V], raw: bytes | msgspec.Raw, place: str
+) -> V:
+    """Decode a field that was only skipped over so far.
+
+    Args:
+        decode: of a decoder.
+        raw: the field.
+        place: its name in the request.
+    """
+    try:
+        return decode(raw)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error, place) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{place} is no valid JSON: {error}", place) from error
+    except RecursionError as error:
+        raise InvalidRequestError(f"{place} is nested too deeply", place) from error
 
 
 def invalid_field(error: msgspec.ValidationError, prefix: str = "") -> InvalidRequestError:

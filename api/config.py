@@ -52,6 +52,15 @@ class ApiConfig:
     chat_template: str | None = None
     """Jinja text used instead of the model's own template (`--chat-template`)."""
 
+    tool_call_parser: str | None = "auto"
+    """Family of the model's tool calls (`--tool-call-parser`): a name in `api.tools.select`, or
+    "auto" for the one whose markers the chat template has. None: requests with tools are
+    refused."""
+
+    reasoning_parser: str | None = None
+    """Family of the model's thoughts (`--reasoning-parser`): a name in `api.reasoning`, or "auto".
+    None: thoughts are content."""
+
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
             raise ConfigError("--served-model-name must not be empty")

@@ -37,24 +37,27 @@ def start(
     *,
     skip_special_tokens: bool = True,
     spaces_between_special_tokens: bool = True,
+    kept_token_ids: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """A detokenizer for what follows a prompt."""
+    """A detokenizer for what follows a prompt. `kept_token_ids` are special tokens that are not
+    skipped."""
+    skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+    if kept_token_ids:
+        skipped -= kept_token_ids
     if tokenizer.rule is not None:
-        return _ByteDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
-    return _WindowDetokenizer(
-        tokenizer, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens
-    )
+        return _ByteDetokenizer(tokenizer, prompt_token_ids, skipped)
+    return _WindowDetokenizer(tokenizer, prompt_token_ids, skipped, spaces_between_special_tokens)
 
 
 class _ByteDetokenizer:
     """For vocabularies whose tokens are bytes, one after the other."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._first_token_bytes = tokenizer.first_token_bytes
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._rest = b""
         """Of a character that is not complete."""
         self._is_at_start = not any(self._contributing(prompt_token_ids))
@@ -107,11 +110,11 @@ class _WindowDetokenizer:
         self,
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
-        skip_special_tokens: bool,
+        skipped: frozenset[int],
         spaces_between_special_tokens: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._joined = frozenset() if spaces_between_special_tokens else tokenizer.added_token_ids
         latest = islice(filter(self._shows, reversed(prompt_token_ids)), _CONTEXT_TOKENS)
         self._window = list(latest)[::-1]

@@ -39,6 +39,9 @@ class Prompt:
     text: str = ""
     """Only where an answer repeats it."""
 
+    is_thinking: bool = False
+    """It ends inside a thought, where thoughts are told apart."""
+
 
 class Choice:
     """One sequence."""

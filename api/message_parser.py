@@ -5,9 +5,8 @@ route, and only where a request needs it.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
-
-import msgspec
 
 from api import reasoning
 from api.reasoning import ReasoningFamily
@@ -16,7 +15,8 @@ from api.tools.reader import Reader
 from api.tools.select import Family
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Reasoning:
     """A piece of what the model thinks."""
 
     text: str

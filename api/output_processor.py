@@ -73,10 +73,21 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputProcessor:
-    """Follows one sequence from its first output to its last."""
+    """Follows one sequence from its first output to its last.
+
+    Args:
+        tokenizer: of the model.
+        params: of the request.
+        prompt_token_ids: what the output follows.
+        kept_token_ids: special tokens that show in the text, whatever `params` say.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        kept_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.is_finished = False
         self.num_output_tokens = 0
@@ -91,6 +102,7 @@ class OutputProcessor:
             prompt_token_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
+            kept_token_ids=kept_token_ids,
         )
         self._matcher = (
             StopMatcher(params.stop, include_match=params.include_stop_str_in_output)

@@ -24,6 +24,7 @@ from api.config import ApiConfig
 from api.connection import BoundedConnection
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
+from api.markup import Markup
 from api.metrics import MetricsExchange
 from api.request_stream import Wakeup
 from api.service import LoadedModel, Service
@@ -199,7 +200,8 @@ async def _load(
     service.metrics.on_ready(ready)
     if may_serve is not None:
         await may_serve(ready)
-    service.serve(LoadedModel(tokenizer, template, inputs, max_model_len, int(time.time())))
+    markup = Markup.choose(service.config, tokenizer, template)
+    service.serve(LoadedModel(tokenizer, template, markup, inputs, max_model_len, int(time.time())))
     logger.info("serving model=%s", ",".join(service.config.served_model_names))
 
 

@@ -9,34 +9,39 @@ values are counted, and what surrounds the texts is measured, before anything is
 from collections.abc import Callable
 from functools import cache
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.body import invalid_field
+from api.body import decode_field
 from api.chat_template import check_variables
 from api.input_processor import InputProcessor
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 MAX_PROMPTS = 1024
 MAX_VALUES = 4096
-"""Messages, and parts of all their contents together."""
+"""Messages, and parts of all their contents together, calls of tools included."""
 MAX_ROLE_CHARS = 64
 MAX_EXTRA_BYTES = 1 << 16
 """Length of `chat_template_kwargs`, and of all that messages hold besides texts."""
 
 _FREE_BYTES = 64
 """What a message or a part needs besides its text, by which the bound grows."""
-
-T = TypeVar("T")
+_FREE_CALL_BYTES = 256
+"""What a call needs besides its arguments: an id and two names."""
 
 _NULL = msgspec.Raw(b"null")
+
+_REASONING = ("reasoning", "reasoning_content")
+_MESSAGE_TEXTS = ("content", "tool_calls", *_REASONING)
 
 _TEXTS = msgspec.json.Decoder(list[str]).decode
 _TOKENS = msgspec.json.Decoder(list[int]).decode
 _TOKEN_LISTS = msgspec.json.Decoder(list[list[int]]).decode
 _TEXT = msgspec.json.Decoder(str).decode
+_TEXT_OR_NULL = msgspec.json.Decoder(str | None).decode
+_ARGUMENTS = msgspec.json.Decoder(str | dict[str, Any] | None).decode
 _OBJECT_OR_NULL = msgspec.json.Decoder(dict[str, Any] | None).decode
 _LIST = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -48,8 +53,24 @@ class _Texts(msgspec.Struct):
 
     content: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    reasoning: msgspec.Raw = msgspec.Raw()
+    reasoning_content: msgspec.Raw = msgspec.Raw()
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = _NULL
+    """A text that is JSON; some clients send the object."""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+_TOOL_CALL = msgspec.json.Decoder(_ToolCall).decode
 _TEXTS_OF = msgspec.json.Decoder(_Texts).decode
 
 
@@ -73,21 +94,21 @@ def read(raw: msgspec.Raw, inputs: InputProcessor) -> list[str] | list[list[int]
 
 def _read(text: bytes, inputs: InputProcessor) -> list[str] | list[list[int]]:
     if text.startswith(b'"'):
-        return [_decode(_TEXT, text, "prompt")]
+        return [decode_field(_TEXT, text, "prompt")]
     if not text.startswith(b"["):
         raise InvalidRequestError(
             "prompt is required: a text, token ids, or a list of either", "prompt"
         )
     match text[1:].lstrip()[:1]:
         case b'"':
-            return _decode(_TEXTS, text, "prompt")
+            return decode_field(_TEXTS, text, "prompt")
         case b"[":
             # Numbers and brackets, no texts: what is counted is what is there.
             _check_num_prompts(text.count(b"[") - 1)
-            return _decode(_TOKEN_LISTS, text, "prompt")
+            return decode_field(_TOKEN_LISTS, text, "prompt")
         case _:
             inputs.check_length(text.count(b",") + 1)
-            token_ids = _decode(_TOKENS, text, "prompt")
+            token_ids = decode_field(_TOKENS, text, "prompt")
             return [token_ids] if token_ids else []
 
 
@@ -96,18 +117,6 @@ def _check_num_prompts(count: int) -> None:
         raise InvalidRequestError(
             f"prompt holds {count} prompts; {MAX_PROMPTS} are the most", "prompt"
         )
-
-
-def _decode(decode: Callable[[bytes | msgspec.Raw], T], raw: bytes | msgspec.Raw, place: str) -> T:
-    """Decode a field that was only skipped over so far."""
-    try:
-        return decode(raw)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, place) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{place} is no valid JSON: {error}", place) from error
-    except RecursionError as error:
-        raise InvalidRequestError(f"{place} is nested too deeply", place) from error
 
 
 def _decode_values(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
@@ -132,7 +141,7 @@ def template_variables(raw: msgspec.Raw) -> dict[str, Any]:
     name = "chat_template_kwargs"
     if len(raw) > MAX_EXTRA_BYTES:
         raise InvalidRequestError(f"{name} is over {MAX_EXTRA_BYTES} bytes long", name)
-    variables = _decode(_OBJECT_OR_NULL, raw, name) or {}
+    variables = decode_field(_OBJECT_OR_NULL, raw, name) or {}
     check_variables(variables)
     return variables
 
@@ -142,9 +151,9 @@ def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:
 
     Raises:
         InvalidRequestError: there are none or too many, or one has no role or no content.
-        UnsupportedFieldError: a content is no text, or a message calls tools.
+        UnsupportedFieldError: a content is no text.
     """
-    messages = _decode(_decode_values, raw, "messages")
+    messages = decode_field(_decode_values, raw, "messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
     reader = _MessageReader()
@@ -159,39 +168,70 @@ class _MessageReader:
         self._num_extra_bytes = 0
 
     def read(self, raw: msgspec.Raw, place: str) -> dict[str, Any]:
-        message = self._read_object(raw, "content", place)
+        message = self._read_object(raw, _MESSAGE_TEXTS, place)
         role = message.get("role")
         if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
             raise InvalidRequestError(
                 f"{place}.role must be a string such as user", f"{place}.role"
             )
-        for name in ("tool_calls", "function_call", "audio"):
+        for name in ("function_call", "audio"):
             if message.get(name):
                 raise UnsupportedFieldError(
                     f"{place}.{name} is not supported by this server", f"{place}.{name}"
                 )
-        message["content"] = self._read_content(message.get("content", _NULL), f"{place}.content")
+        for name in _REASONING:
+            if name in message:
+                message[name] = decode_field(_TEXT_OR_NULL, message[name], f"{place}.{name}")
+        calls = self._read_calls(message.pop("tool_calls", _NULL), f"{place}.tool_calls")
+        content = message.get("content", _NULL)
+        if calls and role != "assistant":
+            raise InvalidRequestError(
+                f"{place}: only messages of the assistant have tool_calls", f"{place}.tool_calls"
+            )
+        if calls:
+            message["tool_calls"] = calls
+        if calls and content == _NULL:
+            message["content"] = None
+        else:
+            message["content"] = self._read_content(content, f"{place}.content")
         return message
+
+    def _read_calls(self, raw: msgspec.Raw, place: str) -> list[dict[str, Any]]:
+        if raw == _NULL:
+            return []
+        values = decode_field(_decode_values, raw, place)
+        self._count_parts(len(values), place)
+        return [self._read_call(value, f"{place}[{i}]") for i, value in enumerate(values)]
+
+    def _read_call(self, raw: msgspec.Raw, place: str) -> dict[str, Any]:
+        call = decode_field(_TOOL_CALL, raw, place)
+        name, arguments = call.function.name, call.function.arguments
+        is_text = bytes(arguments).startswith(b'"')
+        self._count_bytes(len(raw) - len(arguments) * is_text - _FREE_CALL_BYTES, place)
+        value = decode_field(_ARGUMENTS, arguments, f"{place}.function.arguments")
+        return {
+            "id": call.id,
+            "type": call.type,
+            "function": {"name": name, "arguments": "" if value is None else value},
+        }
 
     def _read_content(self, raw: msgspec.Raw, place: str) -> str | list[dict[str, Any]]:
         match bytes(raw).lstrip()[:1]:
             case b'"':
-                return _decode(_TEXT, raw, place)
+                return decode_field(_TEXT, raw, place)
             case b"[":
-                parts = _decode(_decode_values, raw, place)
+                parts = decode_field(_decode_values, raw, place)
             case _:
                 parts = []
         if not parts:
             raise InvalidRequestError(f"{place} must be a text or a list of text parts", place)
-        self._num_parts += len(parts)
-        if self._num_parts > MAX_VALUES:
-            raise InvalidRequestError(f"messages hold over {MAX_VALUES} parts", place)
+        self._count_parts(len(parts), place)
         return [self._read_part(part, f"{place}[{i}]") for i, part in enumerate(parts)]
 
     def _read_part(self, raw: msgspec.Raw, place: str) -> dict[str, Any]:
         if bytes(raw).startswith(b'"'):
-            return {"type": "text", "text": _decode(_TEXT, raw, place)}
-        part = self._read_object(raw, "text", place)
+            return {"type": "text", "text": decode_field(_TEXT, raw, place)}
+        part = self._read_object(raw, ("text",), place)
         if not isinstance(kind := part.get("type"), str):
             raise InvalidRequestError(f"{place} must be a part with a type", place)
         if kind != "text":
@@ -200,19 +240,29 @@ class _MessageReader:
             )
         if "text" not in part:
             raise InvalidRequestError(f"{place}.text must be a string", f"{place}.text")
-        part["text"] = _decode(_TEXT, part["text"], f"{place}.text")
+        part["text"] = decode_field(_TEXT, part["text"], f"{place}.text")
         return part
 
-    def _read_object(self, raw: msgspec.Raw, name: str, place: str) -> dict[str, Any]:
-        """An object in full, but for the field of that name, which stays as it is and is free."""
-        field: msgspec.Raw = getattr(_decode(_TEXTS_OF, raw, place), name)
-        self._num_extra_bytes += max(0, len(raw) - len(field) - _FREE_BYTES)
+    def _read_object(self, raw: msgspec.Raw, names: tuple[str, ...], place: str) -> dict[str, Any]:
+        """An object in full, but for the fields of those names, which stay as they are and are
+        free."""
+        texts = decode_field(_TEXTS_OF, raw, place)
+        num_free = _FREE_BYTES + sum(len(getattr(texts, name)) for name in names)
+        self._count_bytes(len(raw) - num_free, place)
+        fields = decode_field(_FIELDS, raw, place)
+        return {
+            key: value if key in names else decode_field(_ANYTHING, value, f"{place}.{key[:64]}")
+            for key, value in fields.items()
+        }
+
+    def _count_parts(self, count: int, place: str) -> None:
+        self._num_parts += count
+        if self._num_parts > MAX_VALUES:
+            raise InvalidRequestError(f"messages hold over {MAX_VALUES} parts", place)
+
+    def _count_bytes(self, count: int, place: str) -> None:
+        self._num_extra_bytes += max(0, count)
         if self._num_extra_bytes > MAX_EXTRA_BYTES:
             raise InvalidRequestError(
                 f"{place}: messages hold over {MAX_EXTRA_BYTES} bytes besides their texts", place
             )
-        fields = _decode(_FIELDS, raw, place)
-        return {
-            key: value if key == name else _decode(_ANYTHING, value, f"{place}.{key[:64]}")
-            for key, value in fields.items()
-        }

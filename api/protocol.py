@@ -187,6 +187,14 @@ class ChatBody(GenerationBody, kw_only=True):
     chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
     """What else the template reads: `prompts.template_variables`."""
 
+    tools: msgspec.Raw = msgspec.Raw(b"null")
+    """What the model may call: this field and the next two are read by `tools.request`."""
+
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    """False leaves thoughts out of the answer, where they are told apart."""
+
     def generation_params(self) -> SamplingParams:
         """How to sample, checked."""
         return self.sampling_params(self._max_tokens(), self._num_logprobs())
@@ -268,8 +276,6 @@ UNSUPPORTED_IN_CHAT = _UNSUPPORTED_IN_BOTH | {
     "modalities": (["text"],),
     "reasoning": (),
     "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -277,9 +283,7 @@ UNSUPPORTED_IN_CHAT = _UNSUPPORTED_IN_BOTH | {
 # Accepted without an effect, and not worth a warning: bookkeeping, and hints about speed or price.
 _HINTS = frozenset(
     {
-        "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -362,10 +366,27 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"] = "text_completion"
 
 
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON, if the model has written JSON."""
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    """What the model thought: in vLLM's name for it, and in the older one, which more clients
+    know."""
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -388,9 +409,27 @@ class ChatCompletion(msgspec.Struct):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionCallDelta(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """The first of a call has all fields, and no arguments yet; the others have only those."""
+
+    index: int
+    """Of the call in the answer."""
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -11,6 +11,7 @@ from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
+from api.markup import Markup
 from api.metric_families import render
 from api.metrics import Metrics, MetricsExchange
 from api.threads import TextThreads
@@ -26,6 +27,7 @@ class LoadedModel:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    markup: Markup
     inputs: InputProcessor
     max_model_len: int
     loaded_at: int

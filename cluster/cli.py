@@ -16,6 +16,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
+from api.reasoning import FAMILIES as REASONING_PARSERS
+from api.tools.select import FAMILIES as TOOL_CALL_PARSERS
 from cluster import environment
 from cluster.batch.cli import make_run_batch
 from cluster.bench.cli import bench, latency, throughput
@@ -107,6 +109,16 @@ _DEFAULTS = {
     for field in dataclasses.fields(settings)
     if field.default is not dataclasses.MISSING
 }
+
+
+class FamilyName(click.Choice[str]):
+    """One of many names, or auto. The help does not list them; an error does."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(["auto", *names])
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "NAME"
 
 
 def _option(
@@ -222,6 +234,24 @@ _SERVE_OPTIONS = [
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Jinja file used instead of the model's own template.",
+    ),
+    _option(
+        "HTTP",
+        "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+        help="Let the model call the tools of a request; else requests with tools are refused.",
+    ),
+    _option(
+        "HTTP",
+        "--tool-call-parser",
+        type=FamilyName(TOOL_CALL_PARSERS),
+        help="How the model writes calls of tools; auto: as its chat template shows.",
+    ),
+    _option(
+        "HTTP",
+        "--reasoning-parser",
+        type=FamilyName(REASONING_PARSERS),
+        help="How the model marks its thoughts, which answers then have apart; auto: as its chat"
+        " template shows. Unless given, thoughts are part of the answer.",
     ),
     _option(
         "HTTP",

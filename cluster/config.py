@@ -196,6 +196,15 @@ class ServeConfig:
     chat_template: str | None = None
     """Jinja text in place of the model's own template."""
 
+    tool_call_parser: str = "auto"
+    """How the model writes calls of tools; auto: as its chat template shows."""
+
+    enable_auto_tool_choice: bool = True
+    """False: requests with tools are refused."""
+
+    reasoning_parser: str | None = None
+    """How the model marks its thoughts; None: they are part of the answer."""
+
     shutdown_timeout: float = 20.0
     """Seconds; below the 30 that Kubernetes grants by default."""
 

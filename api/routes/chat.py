@@ -22,8 +22,11 @@ from api.protocol import (
     ChatLogprobs,
     ChatMessage,
 )
+from api.routes import chat_messages
+from api.routes.chat_messages import MessagePlan, MessageWriter
 from api.routing import Route
 from api.service import LoadedModel, Service
+from api.tools import request as tool_request
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 
@@ -49,11 +52,15 @@ def _check(
     variables = prompts.template_variables(chat.chat_template_kwargs)
     has_generation_prompt = chat.has_generation_prompt
     params = chat.generation_params()
+    tools = tool_request.read(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    plan = chat_messages.plan(service.model.markup, tools, chat.include_reasoning)
     answer_id = new_id("chatcmpl-")
 
     def prepare(model: LoadedModel) -> list[Prompt]:
+        messages = prompts.read_messages(chat.messages)
         text = model.template.render(
-            prompts.read_messages(chat.messages),
+            messages,
+            tools=tools.definitions if tools is not None else None,
             add_generation_prompt=has_generation_prompt,
             continue_final_message=bool(chat.continue_final_message),
             variables=variables,
@@ -69,11 +76,12 @@ def _check(
             cache_salt=chat.cache_salt,
             param="messages",
         )
-        return [Prompt(token_ids, requests)]
+        beginning = messages[-1].get("content") if chat.continue_final_message else None
+        return [Prompt(token_ids, requests, is_thinking=plan.is_thinking(text, beginning))]
 
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = chat.model or service.config.served_model_names[0]
-        return _ChatFormat(answer_id, name, chat, generation, prompts_[0])
+        return _ChatFormat(answer_id, name, chat, generation, prompts_[0], plan)
 
     return answer.Job(
         chat,
@@ -85,6 +93,7 @@ def _check(
         num_bytes,
         num_sequences=chat.num_choices,
         render_s=service.model.template.short_render_s,
+        kept_token_ids=plan.kept_token_ids,
     )
 
 
@@ -92,7 +101,13 @@ class _ChatFormat:
     """The answer to one chat request, whole or in chunks."""
 
     def __init__(
-        self, answer_id: str, model: str, chat: ChatBody, generation: Generation, prompt: Prompt
+        self,
+        answer_id: str,
+        model: str,
+        chat: ChatBody,
+        generation: Generation,
+        prompt: Prompt,
+        plan: MessagePlan,
     ) -> None:
         self._id = answer_id
         self._model = model
@@ -102,7 +117,14 @@ class _ChatFormat:
         self._prompt = prompt
         self._waiting = [answer.Part() for _ in generation.choices]
         self._is_begun = False
-        is_plain = not (chat.return_token_ids or chat.logprobs or chat.has_running_usage)
+        self._writers = (
+            None
+            if plan.is_plain
+            else plan.writers(len(self._waiting), is_thinking=prompt.is_thinking)
+        )
+        is_plain = plan.is_plain and not (
+            chat.return_token_ids or chat.logprobs or chat.has_running_usage
+        )
         self._text_events = sse.TextEvents(self._text_chunk) if is_plain else None
         """Of chunks that have nothing but text, where only the last has more."""
 
@@ -118,9 +140,12 @@ class _ChatFormat:
                 continue
             part = self._waiting[choice.index]
             part.add(delta)
-            if self._can_be_shown(part):
+            if self._writers is not None:
+                events += self._message_chunks(self._writers[choice.index], choice.index, part)
+            elif self._can_be_shown(part):
                 self._waiting[choice.index] = answer.Part()
-                events.append(self._chunk([self._chunk_choice(choice.index, part)]))
+                content = ChatDelta(content="".join(part.text)) if part.text else ChatDelta()
+                events.append(self._chunk([self._chunk_choice(choice.index, part, content)]))
         return b"".join(events)
 
     def last_chunks(self) -> bytes:
@@ -144,12 +169,37 @@ class _ChatFormat:
             ),
         )
 
+    def _message_chunks(self, writer: MessageWriter, index: int, part: answer.Part) -> list[bytes]:
+        """What is new in a message that may hold calls and thoughts. Each chunk has one kind of
+        news; what is said of tokens is in the last."""
+        is_last = part.finish_reason is not None
+        deltas = writer.deltas("".join(part.text), is_last=is_last)
+        part.text.clear()
+        if is_last or (self._can_be_shown(part) and not deltas):
+            deltas.append(ChatDelta())
+        if not deltas:
+            return []
+        self._waiting[index] = answer.Part()
+        part.finish_reason = writer.finish_reason(part.finish_reason)
+        *earlier, last = deltas
+        return [
+            *(self._chunk([ChatChunkChoice(index, delta, None, None)]) for delta in earlier),
+            self._chunk([self._chunk_choice(index, part, last)]),
+        ]
+
     def _choice(self, index: int, part: answer.Part) -> ChatChoice:
+        text = "".join(part.text)
+        finish_reason = part.finish_reason
+        if self._writers is None:
+            message = ChatMessage("assistant", text)
+        else:
+            message = self._writers[index].message(text)
+            finish_reason = self._writers[index].finish_reason(finish_reason)
         return ChatChoice(
             index=index,
-            message=ChatMessage("assistant", "".join(part.text)),
+            message=message,
             logprobs=self._logprobs(part),
-            finish_reason=part.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=part.stop_reason,
             token_ids=self._token_ids(part),
         )
@@ -170,10 +220,10 @@ class _ChatFormat:
             prompt_token_ids=self._prompt.token_ids if is_first_of_all else UNSET,
         )
 
-    def _chunk_choice(self, index: int, part: answer.Part) -> ChatChunkChoice:
+    def _chunk_choice(self, index: int, part: answer.Part, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=index,
-            delta=ChatDelta(content="".join(part.text)) if part.text else ChatDelta(),
+            delta=delta,
             logprobs=self._logprobs(part),
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason if part.finish_reason is not None else UNSET,

@@ -6,26 +6,28 @@ events are the same, but for texts and arguments, which come in other pieces. Pu
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-import msgspec
 
 from api.tools.reader import Reader, Steps
 
 
-class Text(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Text:
     """A piece of what the model says to its reader."""
 
     text: str
 
 
-class CallStart(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CallStart:
     """The model calls a tool."""
 
     name: str
 
 
-class Arguments(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Arguments:
     """A piece of the arguments of the latest call. Joined they are JSON, if the model has written
     JSON, and as it has written it."""
 

@@ -38,6 +38,22 @@ def message(**fields: Any) -> tuple[str, bytes]:
     return chat(messages=[{"role": "user", "content": "x"}, {"role": "user", **fields}])
 
 
+def calls(*tool_calls: Any) -> tuple[str, bytes]:
+    return message(role="assistant", content=None, tool_calls=tool_calls)
+
+
+def call(type: str = "function", **function: Any) -> dict[str, Any]:
+    return {"id": "1", "type": type, "function": {"name": "f", **function}}
+
+
+def tool(type: str = "function", **function: Any) -> dict[str, Any]:
+    return {"type": type, "function": {"name": "f", **function}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     # Prompts: empty, mixed, of wrong types, too long, out of the vocabulary.
     (raw("{}"), 400, "prompt", "required"),
@@ -174,6 +190,35 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (message(content=[{"type": "text", "text": "x", "y": "z" * 70_000}]), 400, None, "65536"),
     (message(content=[{"type": "text"}]), 400, "messages[1].content[0].text", "string"),
     (message(role="robot", content="x"), 400, "messages", "robots may not speak"),
+    # Earlier calls of tools.
+    (calls({"id": "1"}), 400, "messages[1].tool_calls[0]", "function"),
+    (calls({"function": {}}), 400, "messages[1].tool_calls[0].function", "name"),
+    (calls({"function": {"name": 1}}), 400, "messages[1].tool_calls[0].function.name", "str"),
+    (calls(call(type="custom")), 400, "messages[1].tool_calls[0].type", "custom"),
+    (calls(call(arguments=[1])), 400, None, "arguments: expected"),
+    (calls("f"), 400, "messages[1].tool_calls[0]", "object"),
+    (calls(*[call()] * 4097), 400, "messages[1].tool_calls", "4096"),
+    (calls(*[call(name="y" * 1000)] * 100), 400, None, "65536 bytes"),
+    (message(content="x", tool_calls=[call()]), 400, "messages[1].tool_calls", "assistant"),
+    (message(role="assistant", content=None, tool_calls=[]), 400, "messages[1].content", "text"),
+    # Tools: malformed, too many, too large, and choices that nothing can grant.
+    (chat(tools="f"), 400, "tools", "expected array"),
+    (chat(tools=[7]), 400, "tools[0]", "expected object"),
+    (chat(tools=[{"type": "function"}]), 400, "tools[0]", "function"),
+    (chat(tools=[tool(type="custom")]), 400, "tools[0].type", "custom"),
+    (chat(tools=[tool(name=None)]), 400, "tools[0].function.name", "expected str"),
+    (chat(tools=[tool(name="")]), 400, "tools[0].function.name", "1 to 256"),
+    (chat(tools=[tool(name="y" * 257)]), 400, "tools[0].function.name", "1 to 256"),
+    (chat(tools=[tool(parameters="{}")]), 400, "tools[0].function.parameters", "object"),
+    (chat(tools=[tool()] * 5000), 400, "tools", "1024 are the most"),
+    (chat(tools=[tool(description="y" * (1 << 20))]), 400, "tools", "bytes"),
+    (chat(tools=[tool(parameters={"x": [[]] * 70_000})]), 400, "tools", "values"),
+    (chat(tools=[tool()], parallel_tool_calls=1), 400, "parallel_tool_calls", "expected bool"),
+    (chat(tools=[tool()], tool_choice="any"), 400, "tool_choice", "must be auto, none"),
+    (chat(tools=[tool()], tool_choice=7), 400, "tool_choice", "expected"),
+    (chat(tools=[tool()], tool_choice=named("g")), 400, "tool_choice", "no tool 'g'"),
+    (chat(tool_choice="required"), 400, "tool_choice", "needs tools"),
+    (chat(tool_choice=named("f")), 400, "tool_choice", "no tool 'f'"),
     # Unknown model and route.
     (completion(model="gpt-4"), 404, "model", "gpt-4"),
     (chat(model="gpt-4"), 404, "model", "gpt-4"),
@@ -208,8 +253,9 @@ UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [
     (completion(bad_words=[[]] * 1000), "bad_words"),
     (completion(truncate_prompt_tokens=5), "truncate_prompt_tokens"),
     (completion(lora_request={"name": "a"}), "lora_request"),
-    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
-    (chat(tool_choice="required"), "tool_choice"),
+    (chat(tools=[tool()]), "tools"),
+    (chat(tools=[tool()], tool_choice="required"), "tool_choice"),
+    (chat(tools=[tool()], tool_choice=named("f")), "tool_choice"),
     (chat(functions=[{"name": "f"}]), "functions"),
     (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
     (chat(chat_template="{{ x }}"), "chat_template"),
@@ -217,7 +263,6 @@ UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [
     (chat(reasoning_effort="high"), "reasoning_effort"),
     (chat(documents=[{"text": "x"}]), "documents"),
     (message(content=[{"type": "image_url", "image_url": {}}]), "messages[1].content[0]"),
-    (message(content="x", tool_calls=[{"id": "1"}]), "messages[1].tool_calls"),
 ]
 
 

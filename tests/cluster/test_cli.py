@@ -275,6 +275,22 @@ def test_a_template_is_read_before_anything_starts(tmp_path: Path) -> None:
         serve_config("--chat-template", str(file))
 
 
+def test_parsers_are_chosen_by_the_names_that_vllm_has() -> None:
+    """Unless given, calls are read as the template shows them, and thoughts are not told apart."""
+    plain = serve_config()
+    assert (plain.tool_call_parser, plain.reasoning_parser) == ("auto", None)
+
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    chosen = serve_config(*flags, "--reasoning-parser", "deepseek_r1")
+    assert (chosen.tool_call_parser, chosen.reasoning_parser) == ("hermes", "deepseek_r1")
+    assert chosen.enable_auto_tool_choice
+    assert not serve_config("--no-enable-auto-tool-choice").enable_auto_tool_choice
+
+    result = CliRunner().invoke(cli, ["serve", "m", "--tool-call-parser", "hermit"])
+    assert result.exit_code == 2
+    assert "'hermes'" in result.output
+
+
 def test_what_did_not_come_up_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

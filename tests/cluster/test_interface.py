@@ -13,14 +13,14 @@ _OF_A_SERVER = """
     --api-server-count --async-scheduling --attention-backend --block-size --chat-template
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
-    --data-parallel-start-rank --device --dtype --enable-chunked-prefill
-    --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
+    --data-parallel-start-rank --device --dtype --enable-auto-tool-choice
+    --enable-chunked-prefill --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
     --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
-    --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-chunked-prefill
-    --no-enable-prefix-caching
+    --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-auto-tool-choice
+    --no-enable-chunked-prefill --no-enable-prefix-caching
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
-    --scheduling-policy --seed --served-model-name --shutdown-timeout --startup-timeout
-    --tensor-parallel-size --wire-port-range -dp -pp -tp
+    --reasoning-parser --scheduling-policy --seed --served-model-name --shutdown-timeout
+    --startup-timeout --tensor-parallel-size --tool-call-parser --wire-port-range -dp -pp -tp
 """
 
 _NOT_OF_A_BATCH = """
