@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,14 @@ def first_causes(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.levelno == logging.ERROR and "first cause:" in record.message
     ]
+
+
+def num_sleeps() -> int:
+    """How often the threads of this process have gone to sleep: each time they have been awake."""
+    return sum(
+        int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.M)[0])
+        for status in Path("/proc/self/task").glob("*/status")
+    )
 
 
 # ------------------------------------------------------------------------ working
@@ -453,6 +462,19 @@ def test_closing_leaves_nothing(folder: Path, is_failing: bool) -> None:
         assert not any(worker.is_running() for worker in workers)
     assert open_files() <= files
     assert threading.enumerate() == threads
+
+
+def test_nobody_spins_while_a_step_runs(folder: Path) -> None:
+    """Who waits for a step sleeps until it is done, but for the look at deadlines every second."""
+    with start(folder, Fault(0, "execute_model", "stop", step=1)) as started:
+        (worker,) = started.workers()
+        reply = started.executor.execute(make_plan(1))
+        before = num_sleeps()
+        with pytest.raises(TimeoutError):
+            reply.result(2.0)
+        assert num_sleeps() - before < 20
+        worker.resume()
+        assert reply.result().step == 1
 
 
 def test_closing_does_not_wait_for_workers_that_hang(folder: Path) -> None:
