@@ -44,6 +44,7 @@ class _NamedChoice(msgspec.Struct):
     function: _NamedFunction
 
 
+_NULL = msgspec.Raw(b"null")
 _TOOLS = msgspec.json.Decoder(list[_Tool] | None).decode
 _DEFINITIONS = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _CHOICE = msgspec.json.Decoder(str | _NamedChoice | None).decode
@@ -76,6 +77,8 @@ def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> T
         InvalidRequestError: a field is malformed, too large, or names a tool that is not there.
         UnsupportedFieldError: the model would have to call a tool.
     """
+    if tools == _NULL and choice == _NULL:
+        return None
     found = _read_tools(tools)
     names = {tool.function.name: tool.function.parameters or {} for tool in found}
     if not _is_model_free(decode_field(_CHOICE, choice, "tool_choice"), names) or not found:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from api.message_parser import MessageParser, merged
 from api.tools.base import Arguments, CallStart, Text
 from api.tools.select import FAMILIES
-from tests.helpers.message_events import TOOLS, cuts, parse, texts
+from tests.helpers.message_events import TOOLS, cuts, feed, parse, texts
 
 WEATHER = ("get_weather", '{"city": "Paris"}')
 TIME = ("get_time", "{}")
@@ -214,6 +214,15 @@ def test_value_that_its_schema_does_not_allow_is_a_text() -> None:
         text = f"<function=get_weather><parameter=days>{value}</parameter></function>"
         [(_, arguments)] = texts(parse("qwen3_coder", text))
         assert json.loads(arguments) == {"days": value}
+
+
+def test_schema_that_is_none_makes_values_texts() -> None:
+    """Clients send schemas of any shape: what cannot be understood decides nothing."""
+    text = "<function=f><parameter=a>3</parameter></function>"
+    for properties in (None, [], 7, {"a": 7}, {"a": {"type": 7}}, {"a": {"type": ["x", {}]}}):
+        for schema in ({"properties": properties}, {"anyOf": [{"properties": properties}]}):
+            parser = MessageParser(FAMILIES["qwen3_coder"], {"f": schema})
+            assert texts(feed(parser, [text])) == [("f", '{"a": "3"}')]
 
 
 BROKEN_BEFORE = {
