@@ -65,16 +65,17 @@ class _Stack(Structure):
     _fields_ = [
         ("layers", POINTER(DecoderLayer)),
         ("tables", POINTER(RotaryTable)),
+        ("embedding", LinearLayer),
         ("last_norm", c_void_p),
         *((name, c_int64) for name in ("num_layers", "num_tables", "hidden_size", "head_size")),
-        ("eps", c_float),
+        *((name, c_float) for name in ("embedding_scale", "eps")),
         ("rounds_first", c_int32),
     ]
 
 
 class _StepLayout(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("positions", "slots")),
+        *((name, c_void_p) for name in ("ids", "positions", "slots")),
         *((name, c_void_p) for name in ("block_table", "query_start", "seq_lens")),
         *((name, c_int64) for name in ("num_tokens", "num_reqs", "block_size", "table_stride")),
     ]
@@ -92,6 +93,8 @@ class LayerStack:
         eps: of all norms but the heads'.
         rounds_first: likewise; see `Kernels.rms_norm`.
         last_norm: factors of a norm behind the last layer, float32, or None.
+        embedding: the packed head whose rows embed tokens, and what they are multiplied with; None
+            where states are given.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class LayerStack:
         eps: float,
         rounds_first: bool,
         last_norm: Tensor | None,
+        embedding: tuple[LinearLayer, float] | None = None,
     ) -> None:
         self._kernels = kernels
         self._indices = list(layers)
@@ -121,6 +125,8 @@ class LayerStack:
             eps=eps,
             rounds_first=rounds_first,
         )
+        if embedding is not None:
+            self._stack.embedding, self._stack.embedding_scale = embedding
         self._step = _StepLayout()
         self._row_size = kernels.layers_memory(self._stack)
         self._kv_cache: Mapping[int, LayerKV] | None = None
@@ -135,6 +141,7 @@ class LayerStack:
     def run(
         self,
         states: Tensor,
+        ids: Tensor | None,
         positions: Tensor,
         layout: BatchLayout,
         kv_cache: Mapping[int, LayerKV],
@@ -142,7 +149,9 @@ class LayerStack:
         """Run all layers, in place.
 
         Args:
-            states: `[num_tokens, hidden_size]`, contiguous.
+            states: `[num_tokens, hidden_size]`, contiguous. With ids only memory.
+            ids: `[num_tokens]` int64, which the embedding turns into states; None where those are
+                given.
             positions: `[num_tokens]` int64, all of them in the tables.
             layout: whose tokens they are.
             kv_cache: of these layers; keys and values of the tokens are written into it.
@@ -150,6 +159,7 @@ class LayerStack:
         if kv_cache is not self._kv_cache:
             self._point_at(kv_cache)
         step = self._step
+        step.ids = None if ids is None else ids.data_ptr()
         step.positions, step.slots = positions.data_ptr(), layout.slot_mapping.data_ptr()
         step.block_table = layout.block_table.data_ptr()
         step.query_start, step.seq_lens = layout.query_start.data_ptr(), layout.seq_lens.data_ptr()

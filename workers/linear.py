@@ -65,13 +65,17 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, scale: Tensor | None) -> None:
         super().__init__()
         self._head = [head]  # in a list: it is a module elsewhere, and has its hooks there
-        self._scale = scale
+        self.scale = scale
+
+    @property
+    def head(self) -> PackedLinear:
+        return self._head[0]
 
     def forward(self, ids: Tensor) -> Tensor:
-        head = self._head[0]
+        head = self.head
         out = torch.empty((*ids.shape, head.in_features), dtype=torch.bfloat16)
         head._kernels.rows(head.packed, ids.contiguous(), out)
-        return out if self._scale is None else out * self._scale
+        return out if self.scale is None else out * self.scale
 
 
 class LinearBackend(Protocol):

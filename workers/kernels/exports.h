@@ -12,6 +12,10 @@ void raywire_linear(
     int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
     int num_threads);
 
+void raywire_rows(
+    const bf16* weight, const int64_t* ids, bf16* out, int64_t num_ids, int64_t num_inputs,
+    int num_threads);
+
 void raywire_rms_norm(
     const bf16* x, const float* weight, bf16* out, int64_t num_rows, int64_t size, float eps,
     int rounds_first, int num_threads);

@@ -63,6 +63,15 @@ struct Run {
         attended = qkv + count * widths.qkv;
     }
 
+    void embed() const {
+        raywire_rows(
+            static_cast<const bf16*>(stack.embedding.weight), step.ids, x, step.num_tokens,
+            stack.hidden_size, num_threads);
+        if (stack.embedding_scale == 0) return;
+        for (int64_t i = 0; i < step.num_tokens * stack.hidden_size; i += LANES)
+            store_bf16(x + i, load_bf16(x + i) * stack.embedding_scale);
+    }
+
     // Of the step's tokens, `[num_tokens, head_size]` each.
     bf16* cosine(int64_t table) const {
         return rotary + 2 * table * step.num_tokens * stack.head_size;
@@ -137,13 +146,15 @@ extern "C" {
 // Elements of memory that `raywire_layers` wants for each token.
 int64_t raywire_layers_memory(const LayerStack* stack) { return Widths(*stack).all(); }
 
-// Run all layers of a stack, at least one, over x, `[num_tokens, hidden_size]`, in place. `memory` is
-// num_tokens times `raywire_layers_memory`, and holds nothing between calls.
+// Embed the step's tokens, if it has ids, and run all layers of a stack, at least one, over x,
+// `[num_tokens, hidden_size]`, in place. `memory` is num_tokens times `raywire_layers_memory`, and
+// holds nothing between calls.
 void raywire_layers(
     const LayerStack* stack, const StepLayout* step, bf16* x, bf16* memory, int arithmetic,
     int num_threads) {
     const raywire::Awake awake;
     const Run run(*stack, *step, x, memory, arithmetic, num_threads);
+    if (step->ids) run.embed();
     run.look_up_positions();
     run.layers();
 }

@@ -46,14 +46,17 @@ struct RotaryTable {
 struct LayerStack {
     const DecoderLayer* layers;
     const RotaryTable* tables;
+    LinearLayer embedding;   // the head whose rows embed tokens; its weight is null where none does
     const float* last_norm;  // behind the last layer, or null
     int64_t num_layers, num_tables, hidden_size, head_size;
-    float eps;  // of all norms but the heads'
+    float embedding_scale;   // 0: none
+    float eps;               // of all norms but the heads'
     int32_t rounds_first;
 };
 
 // The tokens of a step, as BatchLayout has them.
 struct StepLayout {
+    const int64_t* ids;  // to be embedded, or null where states are given
     const int64_t *positions, *slots;
     const int32_t *block_table, *query_start, *seq_lens;
     int64_t num_tokens, num_reqs, block_size, table_stride;

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from workers.attention.native import NativeAttention
 from workers.forward_context import current
 from workers.layer_stack import DecoderLayer, LayerStack, LinearLayer, address
-from workers.linear import NativeLinear, PackedLinear
+from workers.linear import NativeLinear, PackedEmbedding, PackedLinear
 from workers.native import Kernels
 from workers.patcher.backbone_probe import BackboneProbe
 from workers.patcher.layer import FusedLayer
@@ -45,7 +45,7 @@ class FusedBackbone(nn.Module):
         self.original, self.embed_tokens = original, original.embed_tokens
         layers = layers_of(original)
         first = layers[0]
-        hidden_size = first.self_attn.qkv_proj.in_features
+        self._hidden_size = hidden_size = first.self_attn.qkv_proj.in_features
         self._rotary = RotaryTables(original, hidden_size)
         tables = [
             table
@@ -69,7 +69,9 @@ class FusedBackbone(nn.Module):
             eps=first.eps,
             rounds_first=first.rounds_first,
             last_norm=None if last_norm is None else last_norm.factors,
+            embedding=_embedding(self.embed_tokens),
         )
+        self._embeds = _embedding(self.embed_tokens) is not None
 
     def forward(
         self,
@@ -89,10 +91,17 @@ class FusedBackbone(nn.Module):
         assert position_ids is not None
         if self._rotary.cover(context.layout.max_seq_len):
             self._stack.set_tables(self._rotary.tables)
-        states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        states = states.contiguous()
-        self._stack.run(states[0], position_ids[0], context.layout, context.kv_cache)
-        return BackboneOutput(states)
+        ids = None
+        if inputs_embeds is not None:
+            states = inputs_embeds[0].contiguous()
+        elif self._embeds:
+            assert input_ids is not None
+            ids = input_ids[0]
+            states = torch.empty(len(ids), self._hidden_size, dtype=torch.bfloat16)
+        else:
+            states = self.embed_tokens(input_ids)[0].contiguous()
+        self._stack.run(states, ids, position_ids[0], context.layout, context.kv_cache)
+        return BackboneOutput(states[None])
 
 
 def replace_backbone(module: nn.Module, backend: NativeLinear) -> FusedBackbone | None:
@@ -159,6 +168,16 @@ def _describe(layer: FusedLayer, table: int, sinks: Tensor | None) -> DecoderLay
         head_eps=attention.eps,
         heads_round_first=attention.rounds_first,
     )
+
+
+def _embedding(module: nn.Module) -> tuple[LinearLayer, float] | None:
+    """The head that an embedding reads, and the scale of its rows; None where it is another kind of
+    module, or has hooks."""
+    if not isinstance(module, PackedEmbedding) or has_hooks(module):
+        return None
+    if type(module.head) is not PackedLinear:
+        return None
+    return LinearLayer.of(module.head), 0.0 if module.scale is None else float(module.scale)
 
 
 def _linear(module: nn.Module) -> LinearLayer:
