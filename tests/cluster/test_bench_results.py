@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import click.testing
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.bench.cli import bench
-from cluster.bench.machine import Load, Tree, busy_s, describe, usage, watch
+from cluster.bench.machine import Load, Tree, arithmetic, busy_s, describe, usage, watch
 from cluster.bench.percentile import percentile
 from cluster.bench.results import Measured, Output, Results, emit
 
@@ -133,11 +136,44 @@ def test_numbers_that_mean_nothing_are_refused(words: str) -> None:
     assert click.testing.CliRunner().invoke(bench, words.split()).exit_code == 2
 
 
+def test_a_bystander_counts_as_others() -> None:
+    """A process of ours that should do nothing, and does: its work is no work of ours."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        tree = Tree(busy.pid)
+        with watch(tree) as load, watch() as whole:
+            before = tree.cpu_s()
+            while tree.cpu_s() - before < 0.1:
+                pass
+    finally:
+        busy.kill()
+        busy.wait()
+
+    capacity = load.wall_s * (os.cpu_count() or 1)
+    assert (whole.ours - load.ours) * capacity >= 0.09
+    assert load.others > whole.others
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu avx2 fma", "AVX2"),
+        ("avx2 avx512f avx512_bf16", "AVX-512 BF16"),
+        ("avx512f avx512_bf16 amx_tile", "AMX"),
+        ("fp asimd", "NEON"),
+        ("fpu", None),
+    ],
+)
+def test_a_processor_is_known_by_its_widest_arithmetic(flags: str, expected: str | None) -> None:
+    """Two of one name may differ in it, and so in every figure."""
+    assert arithmetic(flags) == expected
+
+
 def test_the_machine_is_told_without_help() -> None:
     """From /proc: this process is one of its own tree, uses memory and time, and is no other."""
     with watch() as load:
-        before = busy_s()
-        while busy_s() - before < 0.03:
+        before, began = busy_s(), time.process_time()
+        while busy_s() - before < 0.03 or time.process_time() - began < 0.03:
             pass
     tree = Tree(os.getpid())
 
