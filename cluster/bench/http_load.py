@@ -151,7 +151,9 @@ async def _run(
     room = asyncio.Semaphore(max_concurrency or len(requests))
 
     async def work(request: bytes, arrival_s: float) -> Answer:
-        await asyncio.sleep(began + arrival_s - time.perf_counter())
+        # More than once: a loop that was held up has an old clock, and wakes too early.
+        while (early_s := began + arrival_s - time.perf_counter()) > 0:
+            await asyncio.sleep(early_s)
         async with room:
             return await client.ask(request)
 

@@ -125,8 +125,8 @@ def test_requests_are_sent_when_they_arrive() -> None:
         result = run_load(endpoint, [{}] * 3, arrivals_s=[0.0, 0.03, 0.06])
 
     sent = [answer.sent_s - began for answer in result.answers]
-    assert sent[1] >= 0.025  # the loop's clock has milliseconds
-    assert sent[2] >= 0.055
+    assert sent[1] >= 0.03
+    assert sent[2] >= 0.06
 
 
 @pytest.mark.parametrize(
