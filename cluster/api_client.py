@@ -4,6 +4,7 @@ Aiohttp does the HTTP. No proxy of the environment is used: a server of one's ow
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,9 @@ from engine.errors import ConfigError, ServerError
 
 _CONNECT_S = 10.0
 _MAX_MESSAGE_CHARS = 500
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
+"""Three minutes of silence from the other host's kernel; a count, and seconds otherwise."""
+
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -43,7 +47,9 @@ class ApiClient:
         # An answer takes as long as it takes: there may be a queue before it.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=max_connections), headers=headers, timeout=timeout
+            connector=aiohttp.TCPConnector(limit=max_connections, socket_factory=_kept_alive),
+            headers=headers,
+            timeout=timeout,
         )
 
     async def close(self) -> None:
@@ -105,6 +111,17 @@ class ApiClient:
             raise AnswerError(f"{self.base_url} does not answer: {reason(error)}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise AnswerError(f"not what an OpenAI-compatible server answers: {error}") from error
+
+
+def _kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that notices when the other host is gone, though nothing is sent for hours."""
+    family, kind, protocol, _, _ = address
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import click
 import uvloop
 
 from cluster.api_client import ApiClient
@@ -166,6 +167,7 @@ async def _ready(
             await client.first_model()
             yield client, lambda work: work
         return
+    click.echo(f"loading {server.engine.model}", err=True)
     async with own_server(server) as own:
         async with _connected(own.url, None, max_connections) as client:
             await _unless_ended(own, _until_ready(client))

@@ -109,6 +109,7 @@ class _Talker:
     def say(self, message: str) -> int:
         """Send `message` and write the answer. Returns the exit code that it is worth."""
         answer = _Answer()
+        message = message.encode(errors="replace").decode()  # it may hold bytes that are no UTF-8
         body = {**self._fields, **self._conversation.ask(message)}
         try:
             self._runner.run(self._write_answer(body, answer))

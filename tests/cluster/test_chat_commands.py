@@ -182,6 +182,38 @@ def test_lines_of_a_pipe_are_messages() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\ntwo\n", "")
 
 
+def test_bytes_that_are_no_text_are_no_trouble() -> None:
+    """Neither on the command line nor from a pipe."""
+    with serving() as server:
+        command = [sys.executable, "-m", "cluster", "complete", "--url", url(server)]
+        quick = subprocess.run(
+            [*command, "-q", b"a\xff"], capture_output=True, check=True, cwd=ROOT
+        )
+        piped = subprocess.run(command, input=b"b\xff", capture_output=True, check=True, cwd=ROOT)
+
+    assert quick.stdout.startswith(b"a")
+    assert piped.stdout.startswith(b"b")
+
+
+def test_a_reader_that_leaves_is_no_trouble() -> None:
+    """As `head` does."""
+    options = {"max_model_len": 1_000_000, "step_s": 0.01}
+    with serving(endless_answer, engine_options=options) as server:
+        command = [sys.executable, "-m", "cluster", "complete", "--url", url(server), "-q", "x"]
+        with subprocess.Popen(
+            [*command, "--max-tokens", "100000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.read(3) == b"abc"
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        server.wait_idle()
+
+
 def test_thoughts_are_marked() -> None:
     """As vLLM's command marks them."""
     deltas: list[Any] = [{"reasoning_content": "hm"}, {"content": "yes"}]
