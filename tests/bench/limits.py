@@ -87,8 +87,12 @@ class ModelWork:
 
 
 def _slowest_ms(machine: Machine, num_bytes: float, flop: float) -> Limit:
-    reading = Limit(num_bytes / machine.bytes_per_s * 1e3, "memory")
-    computing = Limit(flop / machine.flop_per_s * 1e3, "arithmetic")
+    reading = Limit(
+        num_bytes / machine.bytes_per_s * 1e3, f"memory at {machine.bytes_per_s / 1e9:.0f} GB/s"
+    )
+    computing = Limit(
+        flop / machine.flop_per_s * 1e3, f"arithmetic at {machine.flop_per_s / 1e9:.0f} GFLOP/s"
+    )
     return max(reading, computing, key=lambda limit: limit.value)
 
 

@@ -23,7 +23,7 @@ def summary(figures: Mapping[str, Figure]) -> str:
     """The part of the document between BEGIN and END."""
     shown = [(row, figures[row.key]) for row in ROWS if row.key in figures]
     letters = _letters(figure.run for _, figure in shown)
-    lines = [*_verdicts(shown), *_table(shown, letters), *_runs(letters)]
+    lines = [*_verdicts(shown), *_table(shown, letters), *_runs(shown, letters)]
     return "\n".join([BEGIN, *lines, END, ""])
 
 
@@ -135,10 +135,14 @@ def _verdicts(shown: Sequence[tuple[Row, Figure]]) -> Iterator[str]:
     yield ""
 
 
-def _runs(letters: Mapping[Run, str]) -> Iterator[str]:
+def _runs(shown: Sequence[tuple[Row, Figure]], letters: Mapping[Run, str]) -> Iterator[str]:
     for run, letter in letters.items():
+        others = max(figure.others for _, figure in shown if figure.run == run)
         versions = f"raywire {run.raywire}" + (f", vLLM {run.vllm}" if run.vllm else "")
-        yield f"- {letter}: {run.date}, `{run.command}`; {run.machine}; {versions}"
+        yield (
+            f"- {letter}: {run.date}, `{run.command}`; {run.machine}; {versions}; others had at"
+            f" most {others:.0%} of the cores"
+        )
     if letters:
         yield ""
 

@@ -118,13 +118,14 @@ def test_what_was_taken_under_load_is_marked() -> None:
 def test_each_row_says_which_run_it_is_of() -> None:
     """Figures of different days stand in one table, with the commands below it."""
     later = replace(RUN, date="2030-02-03", command="python -m tests.bench --only idle")
-    figures = {"decode-1": Figure([1.0], run=RUN), "idle": Figure([0.0], run=later)}
+    figures = {"decode-1": Figure([1.0], others=0.03, run=RUN), "idle": Figure([0.0], run=later)}
 
     text = summary.summary(figures)
 
     assert rows(text)["decode step, greedy, batch 1"][-1] == "a"
     assert rows(text)["idle CPU, all processes"][-1] == "b"
-    assert f"- a: 2030-01-02, `{RUN.command}`; a machine; raywire abc1234, vLLM 9.9" in text
+    first = f"- a: 2030-01-02, `{RUN.command}`; a machine; raywire abc1234, vLLM 9.9; others had"
+    assert f"{first} at most 3% of the cores" in text
     assert "- b: 2030-02-03, `python -m tests.bench --only idle`" in text
 
 
@@ -140,11 +141,12 @@ def test_the_limit_is_what_takes_longest() -> None:
     machine = Machine(bytes_per_s=1e9, flop_per_s=1e10)
     work = ModelWork(layer_params=40_000_000, head_params=10_000_000)
 
-    assert work.decode_ms(machine, 1) == Limit(100.0, "memory")
-    assert work.decode_ms(machine, 32) == Limit(320.0, "arithmetic")
-    assert work.prefill_ms(machine, 100) == Limit(802.0, "arithmetic")
+    memory, arithmetic = "memory at 1 GB/s", "arithmetic at 10 GFLOP/s"
+    assert work.decode_ms(machine, 1) == Limit(100.0, memory)
+    assert work.decode_ms(machine, 32) == Limit(320.0, arithmetic)
+    assert work.prefill_ms(machine, 100) == Limit(802.0, arithmetic)
     # Two prompts of 100 tokens, then 10 steps of 100 ms for both.
-    assert work.tokens_per_s(machine, 2, 100, 10) == Limit(20 / 2.604, "memory")
+    assert work.tokens_per_s(machine, 2, 100, 10) == Limit(20 / 2.604, memory)
 
 
 def test_rows_have_keys_of_their_own() -> None:
