@@ -172,7 +172,8 @@ def test_model_sees_the_tools_as_they_came(server: HttpServer) -> None:
 def test_what_looks_like_a_call_is_text_without_tools(server: HttpServer) -> None:
     """Without any, with an empty list, and with `tool_choice` none."""
     server.engine.answer = text_as_answer(ONE)
-    for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+    nothing: list[dict[str, Any]] = [{"tools": None}, {"tools": []}, {"tool_choice": "none"}]
+    for fields in nothing:
         choice = whole(server, **fields)
         assert choice["message"]["content"] == ONE
         assert "tool_calls" not in choice["message"]

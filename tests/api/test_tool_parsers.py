@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -219,7 +220,8 @@ def test_value_that_its_schema_does_not_allow_is_a_text() -> None:
 def test_schema_that_is_none_makes_values_texts() -> None:
     """Clients send schemas of any shape: what cannot be understood decides nothing."""
     text = "<function=f><parameter=a>3</parameter></function>"
-    for properties in (None, [], 7, {"a": 7}, {"a": {"type": 7}}, {"a": {"type": ["x", {}]}}):
+    strange: list[Any] = [None, [], 7, {"a": 7}, {"a": {"type": 7}}, {"a": {"type": ["x", {}]}}]
+    for properties in strange:
         for schema in ({"properties": properties}, {"anyOf": [{"properties": properties}]}):
             parser = MessageParser(FAMILIES["qwen3_coder"], {"f": schema})
             assert texts(feed(parser, [text])) == [("f", '{"a": "3"}')]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from api import reasoning
 from api.tools import select
+from tests.helpers.server import ROOT
 
 TEMPLATES = {
     # Qwen 2.5, Qwen 3 and Hermes
@@ -43,6 +45,14 @@ def test_template_that_shows_no_calls_has_no_family() -> None:
     glm = "<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key> arguments"
     for template in (None, "", "<{{ message.role }}>{{ message.content }}", glm):
         assert select.choose("auto", template) is None
+
+
+def test_every_name_is_documented() -> None:
+    """With its sign; so nobody has to read the code to choose a flag."""
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+
+    for name in (*select.FAMILIES, *reasoning.FAMILIES):
+        assert f"`{name}`" in text, name
 
 
 def test_flag_overrules_the_template() -> None:
