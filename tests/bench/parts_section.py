@@ -6,7 +6,7 @@ The peer's parts run in a process of their own (`vllm_parts`), ours in this one;
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.bench import codec_times
@@ -61,7 +61,10 @@ def measure_parts(
         ]
         for part in _parts(rings):
             _take_turns(part, peers, settings.repeats, recorder, say)
+    recorder.limit("ring-1k", limits.waking_us())
     recorder.limit("ring-12m", limits.copying_ms(12 << 20))
+    copying = limits.copying_ms(100_000 * 4)
+    recorder.limit("codec-100k", replace(copying, value=copying.value * 1e3))
     recorder.limit("hash", limits.hashing_us(1000, 16))
     _measure_overhead(settings, recorder, say)
     return recorder.figures()

@@ -27,6 +27,7 @@ from cluster.bench.workload import Item, TokenRange, random_items
 from tests.bench import limits
 from tests.bench.engines import Engine, wait_at_rest
 from tests.bench.figures import Figure, Recorder, turns
+from tests.bench.limits import Limit
 
 NAME = "bench"
 STREAMS = (1, 8, 32)
@@ -72,6 +73,8 @@ def measure_server(
         for count in STREAMS:
             _measure_streams(servers, settings, count, recorder, say)
         _measure_memory(servers, recorder, "memory-demo", say)
+        weights = 2 * (work.layer_params + work.head_params)
+        recorder.limit("memory-demo", Limit(weights / 2**30, "weights"))
         for server in servers:
             with recorder.turn(server.engine.side) as found:
                 found["stop"] = _stop(server)

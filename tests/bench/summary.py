@@ -105,7 +105,7 @@ def _bar(figure: Figure, row: Row) -> str:
 
 def _limit(figure: Figure, row: Row) -> str:
     """The limit, what it is bound by, and which share of it we reach."""
-    if figure.limit is None:
+    if figure.limit is None or not figure.limit.value:
         return ""
     middle = statistics.median(figure.ours)
     limit = figure.limit
