@@ -207,6 +207,7 @@ async def _load(
 
 def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
     tokenizer = Tokenizer.load(folder)
+    _ = tokenizer.max_token_chars  # looks at all of the vocabulary, for the input processor
     return tokenizer, ChatTemplate.load(tokenizer, config.chat_template)
 
 

@@ -224,9 +224,14 @@ def group_signals_held_back() -> Iterator[None]:
 
 def freeze_heap() -> None:
     """Take what lives as long as this process out of the garbage collector's sight: a full
-    collection with a model in memory takes tens of milliseconds, in the middle of a step."""
+    collection with a model in memory takes tens of milliseconds, in the middle of a step. And give
+    back to the system what loading has left: the C library keeps what was freed, after reading a
+    tokenizer of 262,144 tokens two thirds of 300 MiB."""
     gc.collect()
     gc.freeze()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim(0)
 
 
 def ask_to_end(process: BaseProcess) -> None:

@@ -1,5 +1,6 @@
 """How our processes start and end, with real processes and real signals."""
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -20,6 +21,7 @@ from engine.lifecycle import (
     ask_to_end,
     describe_exit,
     end_processes,
+    freeze_heap,
     interrupted_by,
     stop_on_signals,
 )
@@ -204,3 +206,18 @@ def test_a_stopped_child_dies_with_its_parent_too() -> None:
 def test_exit_codes_read_well(exit_code: int | None, words: str) -> None:
     """As an operator would say it."""
     assert describe_exit(exit_code) == words
+
+
+def test_what_loading_has_left_goes_back_to_the_system() -> None:
+    """What was freed counts as this process's memory until the C library is told to let go."""
+    own = psutil.Process()
+    loaded, kept = [], []
+    for _ in range(2_000):  # what stays lies above: no free stretch reaches the end of the heap
+        loaded.append(bytearray(32 << 10))
+        kept.append(bytearray(600))
+    del loaded
+    before = own.memory_info().rss
+    freeze_heap()
+    gc.unfreeze()
+    assert before - own.memory_info().rss > 32 << 20
+    assert len(kept) == 2_000
