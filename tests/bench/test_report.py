@@ -274,7 +274,7 @@ def test_the_command_is_told_without_paths_of_the_machine() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_the_benchmark_runs_on_the_scripted_model(tmp_path: Path) -> None:
     """Real servers and a real engine, of ours only; what is measured is kept for the document."""
     environ = {**os.environ, "RAYWIRE_CACHE_DIR": str(tmp_path)}
@@ -285,7 +285,7 @@ def test_the_benchmark_runs_on_the_scripted_model(tmp_path: Path) -> None:
         [sys.executable, "-m", "tests.bench", *options.split(), "--logs", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=450,
         env=environ,
     )
 
