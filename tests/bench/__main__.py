@@ -26,6 +26,7 @@ again by itself; --write puts all of it into the document.
 
 import datetime
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -127,15 +128,28 @@ def main(
     measured = engines(vllm_python, vllm_env)
     run = _run(measured)
     file = write[0].with_suffix(".json") if write else logs / "performance.json"
+    failed = []
     for section in only:
         click.echo(f"section {section}", err=True)
-        if section == "dp":
-            _show(_scale(options, measured[0], run), write)
-            continue
-        store = _measured(section, options, measured, run, read_store(file))
-        write_store(file, store)  # at once: a later section may fail
-        for part in (short(store.figures), summary(store.figures), curves(store.axes)):
-            _show(part, write)
+        try:
+            for part in _parts(section, options, measured, run, file):
+                _show(part, write)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            click.echo(f"section {section} failed: {error}", err=True)
+            failed.append(section)  # others may still be measured
+    if failed:
+        raise click.ClickException(f"not measured: {', '.join(failed)}; logs are in {logs}")
+
+
+def _parts(
+    section: str, options: Options, measured: Sequence[Engine], run: Run, file: Path
+) -> list[str]:
+    """Measure a section, keep its figures, and return the parts of the documents."""
+    if section == "dp":
+        return [_scale(options, measured[0], run)]
+    store = _measured(section, options, measured, run, read_store(file))
+    write_store(file, store)
+    return [short(store.figures), summary(store.figures), curves(store.axes)]
 
 
 def _show(part: str, write: Sequence[Path]) -> None:
