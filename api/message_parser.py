@@ -4,7 +4,6 @@ route, and only where a request needs it.
     text -> reasoning -> tools -> Reasoning | Text | CallStart | Arguments
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -90,8 +89,10 @@ class MessageParser:
         return merged(events)
 
 
-def merged(events: Iterable[MessageEvent]) -> list[MessageEvent]:
+def merged(events: list[MessageEvent]) -> list[MessageEvent]:
     """The same events with pieces that follow each other joined."""
+    if len(events) < 2:
+        return events
     joined: list[MessageEvent] = []
     for kind, group in groupby(events, type):
         if kind is CallStart:

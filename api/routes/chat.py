@@ -10,6 +10,7 @@ from api import answer, body, logprobs, prompts, sse
 from api.asgi import App, Request
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
+from api.output_processor import OutputDelta
 from api.protocol import (
     KNOWN_IN_CHAT,
     UNSUPPORTED_IN_CHAT,
@@ -122,9 +123,7 @@ class _ChatFormat:
             if plan.is_plain
             else plan.writers(len(self._waiting), is_thinking=prompt.is_thinking)
         )
-        is_plain = plan.is_plain and not (
-            chat.return_token_ids or chat.logprobs or chat.has_running_usage
-        )
+        is_plain = not (chat.return_token_ids or chat.logprobs or chat.has_running_usage)
         self._text_events = sse.TextEvents(self._text_chunk) if is_plain else None
         """Of chunks that have nothing but text, where only the last has more."""
 
@@ -134,18 +133,13 @@ class _ChatFormat:
             self._is_begun = True
             events += [self._role_chunk(i) for i in range(len(self._waiting))]
         for choice, delta in batch:
-            if self._text_events is not None and delta.finish_reason is None:
-                if delta.text:
-                    events.append(self._text_events.event(choice.index, delta.text))
-                continue
-            part = self._waiting[choice.index]
-            part.add(delta)
-            if self._writers is not None:
-                events += self._message_chunks(self._writers[choice.index], choice.index, part)
-            elif self._can_be_shown(part):
-                self._waiting[choice.index] = answer.Part()
-                content = ChatDelta(content="".join(part.text)) if part.text else ChatDelta()
-                events.append(self._chunk([self._chunk_choice(choice.index, part, content)]))
+            if self._text_events is None or delta.finish_reason is not None:
+                events += self._full_chunks(choice.index, delta)
+            elif delta.text and self._writers is None:
+                events.append(self._text_events.event(choice.index, delta.text))
+            elif delta.text and self._writers is not None:
+                for news in self._writers[choice.index].deltas(delta.text, is_last=False):
+                    events.append(self._news_event(self._text_events, choice.index, news))
         return b"".join(events)
 
     def last_chunks(self) -> bytes:
@@ -168,6 +162,23 @@ class _ChatFormat:
                 else UNSET
             ),
         )
+
+    def _full_chunks(self, index: int, delta: OutputDelta) -> list[bytes]:
+        """Chunks that say more than a text."""
+        part = self._waiting[index]
+        part.add(delta)
+        if self._writers is not None:
+            return self._message_chunks(self._writers[index], index, part)
+        if not self._can_be_shown(part):
+            return []
+        self._waiting[index] = answer.Part()
+        content = ChatDelta(content="".join(part.text)) if part.text else ChatDelta()
+        return [self._chunk([self._chunk_choice(index, part, content)])]
+
+    def _news_event(self, text_events: sse.TextEvents, index: int, news: ChatDelta) -> bytes:
+        if isinstance(news.content, str):
+            return text_events.event(index, news.content)
+        return self._chunk([ChatChunkChoice(index, news, None, None)])
 
     def _message_chunks(self, writer: MessageWriter, index: int, part: answer.Part) -> list[bytes]:
         """What is new in a message that may hold calls and thoughts. Each chunk has one kind of
