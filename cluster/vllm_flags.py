@@ -13,6 +13,7 @@ _ADVICE = {
     "--download-dir": "does not exist; HF_HOME moves downloads, RAYWIRE_CACHE_DIR conversions",
     "--enable-lora": "does not exist yet",
     "--enforce-eager": "is not needed: models run without CUDA graphs",
+    "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
     "--gpu-memory-utilization": "does not exist; --kv-cache-memory-bytes says what the KV cache may"
     " take (unless given, 90% of the memory that is free after loading)",
     "--max-logprobs": "does not exist; requests may ask for 20",
@@ -20,6 +21,7 @@ _ADVICE = {
     "--revision": "does not exist yet; download that revision and give its folder",
     "--swap-space": "does not exist: what is preempted is computed again",
     "--tokenizer": "does not exist; the tokenizer comes from the model's folder",
+    "--tool-parser-plugin": "does not exist; --tool-call-parser has the parsers that there are",
     "--trust-remote-code": "does not exist, on purpose: code of a model's repository is not run",
     "--uvicorn-log-level": "does not exist; --log-level is for all",
 }

@@ -145,6 +145,7 @@ class JsonCall:
         self._sink = sink
         self._known = known
         self._needs_arguments = needs_arguments
+        self._depth = 0
         self._name: str | None = None
         self._held: list[str] | None = None
         """Arguments that came before the name."""
@@ -156,6 +157,12 @@ class JsonCall:
             BrokenError: with `is_begun` the model has called something but not in good JSON; else
                 it is no call, and the sink knows nothing of it.
         """
+        yield from self._read_object()
+        if not self.is_begun:
+            self._end_without_arguments()
+
+    def _read_object(self) -> Steps[None]:
+        self._depth += 1
         yield from expect(self._reader, "{")
         if (yield from self._reader.peek_past_space()) != "}":
             yield from self._read_member()
@@ -163,8 +170,7 @@ class JsonCall:
                 self._reader.take(1)
                 yield from self._read_member()
         yield from expect(self._reader, "}")
-        if not self.is_begun:
-            self._end_without_arguments()
+        self._depth -= 1
 
     def _end_without_arguments(self) -> None:
         if self._name is None or self._needs_arguments:
@@ -177,12 +183,18 @@ class JsonCall:
         max_chars = None if self.is_begun else MAX_NAME_CHARS
         key = yield from read_string(self._reader, max_chars)
         yield from expect(self._reader, ":")
-        if key in _NAME_KEYS and self._name is None:
+        if key == "function" and (yield from self._is_definition()):
+            yield from self._read_object()
+        elif key in _NAME_KEYS and self._name is None:
             yield from self._read_name()
         elif key in _ARGUMENT_KEYS and not self.has_arguments:
             yield from self._read_arguments()
         else:
             yield from copy_value(self._reader, _ignore)
+
+    def _is_definition(self) -> Steps[bool]:
+        """Whether the call is wrapped as tools are in requests: `{"function": {"name": …}}`."""
+        return (yield from self._reader.peek_past_space()) == "{" and self._depth == 1
 
     def _read_name(self) -> Steps[None]:
         name = yield from read_string(self._reader, MAX_NAME_CHARS)

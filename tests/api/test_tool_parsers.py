@@ -40,6 +40,8 @@ TWO_CALLS = {
 """What a model of each family writes."""
 
 MORE_FORMS = {
+    "llama4_json": '{"type": "function", "function": {"name": "get_weather", "parameters": '
+    '{"city": "Paris"}}}\n{"function": {"name": "get_time", "parameters": {}}}',
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}',
     "llama4_pythonic": '<|python_start|>[get_weather(city="Paris"), get_time()]<|python_end|>',
     "lfm2": "<|tool_call_start|>[get_weather(city='Paris'), get_time()]<|tool_call_end|>",
