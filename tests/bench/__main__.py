@@ -90,7 +90,7 @@ class Options:
 @click.command(help=__doc__)
 @click.option("--model", default="demo", show_default=True)
 @click.option("--prompt-tokens", default=128, show_default=True, help="Of a request over HTTP.")
-@click.option("--output-tokens", default=64, show_default=True)
+@click.option("--output-tokens", default=32, show_default=True, help="Of a request over HTTP.")
 @click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
 @click.option(
     "--only", type=Sections(), default=",".join(SECTIONS), show_default=True, help="Sections."
@@ -188,7 +188,8 @@ def _figures(
         case "server":
             return measure_server(measured, _server_settings(options, _folder(options)), say)
         case "tiny":
-            settings = replace(_server_settings(options, _tiny()), prompt_tokens=16)
+            settings = _server_settings(options, _tiny())
+            settings = replace(settings, prompt_tokens=16, output_tokens=64)
             return measure_tiny(measured, settings, say)
         case "parts":
             return measure_parts(
@@ -199,9 +200,7 @@ def _figures(
 
 
 def _model_settings(options: Options) -> ModelSettings:
-    return ModelSettings(
-        _folder(options), options.output_tokens // 2, options.repeats, options.logs
-    )
+    return ModelSettings(_folder(options), options.repeats, options.logs)
 
 
 def _server_settings(options: Options, folder: Path) -> ServerSettings:

@@ -32,7 +32,7 @@ def measure_int8(
     with ExitStack() as stack:
         children: dict[Engine, Obedient] = {}
         for engine in (int8, plain):
-            options = llm_options(settings)
+            options = llm_options()
             if engine is int8:
                 options["quantization"] = "int8"
             arguments = {"engine": "raywire", "model": str(settings.folder), "options": options}

@@ -33,7 +33,8 @@ NAME = "bench"
 STREAMS = (1, 8, 32)
 FRONT_END_STREAMS = 64
 _NUM_ONE_TOKEN = 1024
-_WARM_UP_TOKENS = 4
+_WARM_UP = (16, 4)
+"""Prompt and output tokens of the requests that warm up."""
 _IDLE_S = 5.0
 _STOP_TIMEOUT_S = 60.0
 _GIB = 1024.0
@@ -184,9 +185,10 @@ def _measure_streams(
     ids = TokenRange(*token_range(str(settings.folder)))
     noise = random.Random(count)
 
-    def wave(server: Served, found: dict[str, float], num_tokens: int) -> None:
+    def wave(server: Served, found: dict[str, float], is_warm_up: bool) -> None:
         num_requests = 3 if count == 1 else count
-        items = random_items(num_requests, settings.prompt_tokens, num_tokens, ids, noise)
+        lengths = _WARM_UP if is_warm_up else (settings.prompt_tokens, settings.output_tokens)
+        items = random_items(num_requests, *lengths, ids, noise)
         core_s = _core_cpu_s(server.tree)
         load = _ask(server.port, [completion_body(NAME, item) for item in items], count)
         found[f"http-{count}"] = load.output_tokens_per_s
@@ -213,13 +215,14 @@ def _measure_front_end(
         items = random_items(count, settings.prompt_tokens, length, ids, noise)
         return [{**completion_body(NAME, item), **fields} for item in items]
 
-    def wave(server: Served, found: dict[str, float], num_tokens: int) -> None:
+    def wave(server: Served, found: dict[str, float], is_warm_up: bool) -> None:
         plain = bodies(_NUM_ONE_TOKEN, 1, stream=False)
         for body in plain:
             del body["stream_options"]
         load = _ask(server.port, plain, FRONT_END_STREAMS)
         found["requests-64"] = len(plain) / load.wall_s
-        streamed = bodies(2 * FRONT_END_STREAMS, num_tokens)
+        output = _WARM_UP[1] if is_warm_up else settings.output_tokens
+        streamed = bodies(2 * FRONT_END_STREAMS, output)
         load = _ask(server.port, streamed, FRONT_END_STREAMS)
         found["streamed-64"] = load.output_tokens_per_s
         say(
@@ -233,18 +236,18 @@ def _measure_front_end(
 def _take_turns(
     servers: Sequence[Served],
     settings: ServerSettings,
-    wave: Callable[[Served, dict[str, float], int], None],
+    wave: Callable[[Served, dict[str, float], bool], None],
     recorder: Recorder,
 ) -> None:
     """A short wave for each comes first, to warm up."""
     for server in servers:
-        wave(server, {}, _WARM_UP_TOKENS)
+        wave(server, {}, True)
     for _ in turns(settings.repeats):
         for server in servers:
             others = [other.tree for other in servers if other is not server]
             wait_at_rest(*others)
             with recorder.turn(server.engine.side, *others) as found:
-                wave(server, found, settings.output_tokens)
+                wave(server, found, False)
 
 
 def _measure_memory(
