@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 _END_S = 30.0
-"""How long it may take to end: it has no requests by then."""
+"""How long it may take to end. Its only client has gone by then, and so have its requests."""
 
 
 class ServerEndedError(ServerError):
@@ -86,14 +86,10 @@ async def own_server(config: ServeConfig) -> AsyncIterator[OwnServer]:
         process.start()
     for each in sockets:
         each.close()  # else who connects after its death would wait for ever
-    is_over = False
     try:
         yield OwnServer(process, port)
-        is_over = True
     finally:
         ask_to_end(process)
-        if not is_over:
-            ask_to_end(process)  # at once
         await asyncio.to_thread(end_processes, [process], _END_S)
 
 
