@@ -82,6 +82,8 @@ class LLM:
         seed: start of the noise of requests without a seed of their own.
         device: "auto", "cpu" or "cuda".
         attention_backend: None picks the fastest that works.
+        linear_backend: "native" computes with raywire's own kernels, "torch" without them; "auto"
+            with them where they can be had.
         chat_template: Jinja text in place of the model's own template.
         startup_timeout: seconds until the model must be loaded.
         log_level: of the engine's processes.
@@ -111,6 +113,7 @@ class LLM:
         seed: int = 0,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         attention_backend: str | None = None,
+        linear_backend: Literal["auto", "native", "torch"] = "auto",
         chat_template: str | None = None,
         startup_timeout: float = 600.0,
         log_level: str | None = None,
@@ -138,6 +141,7 @@ class LLM:
             seed=seed,
             device=device,
             attention_backend=attention_backend,
+            linear_backend=linear_backend,
             startup_timeout=startup_timeout,
             log_level=log_level,
         )

@@ -288,6 +288,13 @@ _ENGINE_OPTIONS = [
         type=click.Choice(["reference", "cpu", "varlen"]),
         help="Unless given, the fastest that works on the device.",
     ),
+    _option(
+        "Model",
+        "--linear-backend",
+        type=click.Choice(["auto", "native", "torch"]),
+        help="Who computes on CPU: raywire's own kernels, for attention and sampling too, or torch."
+        " Unless given, the kernels, and torch where they cannot be had.",
+    ),
     _option("Scheduling", "--max-num-seqs", type=int, help="Requests in one step at most."),
     _option(
         "Scheduling",

@@ -17,6 +17,7 @@ from engine.config import (
     DType,
     EngineConfig,
     ExecutorConfig,
+    LinearBackendName,
     ModelConfig,
     ParallelConfig,
     Policy,
@@ -67,6 +68,7 @@ class EngineOptions:
     seed: int = 0
     device: Device = "auto"
     attention_backend: str | None = None
+    linear_backend: LinearBackendName = "auto"
     startup_timeout: float = 600.0
     """Seconds."""
     log_level: str | None = None
@@ -133,6 +135,7 @@ class EngineOptions:
             first_device=first_device,
             device=self.device,
             attention_backend=self.attention_backend,
+            linear_backend=self.linear_backend,
             start_method=environment.worker_multiproc_method or "spawn",
             rpc_base_path=environment.rpc_base_path,
             kernel_cache_dir=str(environment.cache_dir),

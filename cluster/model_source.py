@@ -56,7 +56,6 @@ def resolve(model: str, *, cache_dir: Path) -> Path:
         ConfigError: it cannot be found, downloaded or converted. One line that says what to do.
     """
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)  # helper processes would say it less clearly
         return _resolve(model, cache_dir)
     except OSError as error:
         raise ConfigError(
@@ -101,22 +100,28 @@ def _find_downloaded(model: str) -> Path | None:
 
 def _resolve(model: str, cache_dir: Path) -> Path:
     if model == "demo":
-        return _demo(cache_dir)
+        return _demo(_made(cache_dir))
     if model == "scripted":
-        return scripted_folder(cache_dir, {"kind": "echo"})
+        return scripted_folder(_made(cache_dir), {"kind": "echo"})
     if model.startswith("scripted:"):
         file = Path(model.removeprefix("scripted:")).expanduser()
-        return scripted_folder(cache_dir, read_script(file))
+        return scripted_folder(_made(cache_dir), read_script(file))
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.suffix == ".gguf":
-        return _gguf(path, cache_dir)
+        return _gguf(path, _made(cache_dir))
     if path.exists():
         raise ConfigError(f"model {model} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model folder {model} does not exist")
     return Path(_run("cluster.download", model, what=f"downloading {model}"))
+
+
+def _made(cache_dir: Path) -> Path:
+    """Made here, where it is needed: helper processes would say less clearly that it cannot be."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    return cache_dir
 
 
 # --------------------------------------------------------------------------------- GGUF and demo

@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
+LinearBackendName = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,10 @@ class ExecutorConfig:
 
     attention_backend: str | None = None
     """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
+
+    linear_backend: LinearBackendName = "auto"
+    """Whether our kernels compute, attention and sampling included: where they can, or else (as
+    "native" has it) nothing starts, or not at all."""
 
     kernel_cache_dir: str | None = None
     """Where compiled kernels are kept, and built at first use; None leaves their work to torch."""

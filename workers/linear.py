@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from engine.config import LinearBackendName
+from engine.errors import ConfigError
 from workers import native
 from workers.native import ACTIVATIONS, Kernels
 
 logger = logging.getLogger(__name__)
+
+_NATIVE = "--linear-backend native"
 
 BLOCK = 16
 """Outputs that are packed together."""
@@ -128,19 +132,37 @@ def unpack(packed: Tensor) -> Tensor:
 
 
 def choose(
-    dtype: torch.dtype, device: torch.device, cache_dir: str | None, num_threads: int
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_dir: str | None,
+    num_threads: int,
+    wanted: LinearBackendName = "auto",
 ) -> NativeLinear | None:
-    """Return the back end for a model's linear layers; None leaves them to torch.
+    """Return the back end for a model's linear layers; None leaves them, and all else that our
+    kernels do, to torch.
 
     Args:
         dtype: of the weights.
         device: of the weights.
         cache_dir: where kernels are built; None builds none.
         num_threads: that share the work.
+        wanted: `--linear-backend`.
+
+    Raises:
+        ConfigError: "native" is wanted, and cannot be had.
     """
-    if device.type != "cpu" or dtype != torch.bfloat16 or cache_dir is None:
+    if wanted == "torch":
         return None
-    kernels = native.load(Path(cache_dir), num_threads)
+    if device.type != "cpu" or dtype != torch.bfloat16 or cache_dir is None:
+        if wanted == "native":
+            raise ConfigError(f"{_NATIVE} is for bfloat16 on CPU; this is {dtype} on {device.type}")
+        return None
+    try:
+        kernels = (native.require if wanted == "native" else native.load)(
+            Path(cache_dir), num_threads
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{_NATIVE}: no kernels: {error}") from error
     if kernels is None:
         return None
     logger.info("linear layers packed arithmetic=%s threads=%d", kernels.arithmetic, num_threads)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from workers import atomic_folder
 from workers.attention.base import AttentionCall
 from workers.forward_context import BatchLayout
@@ -282,16 +283,30 @@ class Kernels:
 
 
 def load(cache_dir: Path, num_threads: int) -> Kernels | None:
-    """Build the kernels if this machine has not yet, and load them. None, and one line in the log,
-    where they cannot be had."""
-    if not _has_fast_vectors():
-        _give_up("this processor has no AVX2")
+    """The kernels; None, and one line in the log, where they cannot be had."""
+    try:
+        return require(cache_dir, num_threads)
+    except ConfigError as error:
+        logger.warning(
+            "kernels not available (%s): torch computes instead, and a step takes several times as"
+            " long",
+            error,
+        )
         return None
+
+
+def require(cache_dir: Path, num_threads: int) -> Kernels:
+    """Build the kernels if this machine has not yet, and load them.
+
+    Raises:
+        ConfigError: they cannot be had. It says why.
+    """
+    if not _has_fast_vectors():
+        raise ConfigError("this processor has no AVX2")
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     folder = cache_dir / "kernels" / _key()
     if compiler is None and not folder.is_dir():
-        _give_up(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-        return None
+        raise ConfigError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     try:
         with atomic_folder.new_folder(folder) as draft:
             if draft is not None:
@@ -299,8 +314,7 @@ def load(cache_dir: Path, num_threads: int) -> Kernels | None:
                 _build(compiler, draft / _LIBRARY)
         return Kernels(ctypes.CDLL(str(folder / _LIBRARY)), num_threads)
     except (OSError, subprocess.SubprocessError) as error:
-        _give_up(_first_line(error))
-        return None
+        raise ConfigError(_first_line(error)) from error
 
 
 def _build(compiler: str, target: Path) -> None:
@@ -345,14 +359,6 @@ def _has_fast_vectors() -> bool:
     if platform.machine() in ("aarch64", "arm64"):
         return True
     return any({"avx2", "fma"} <= set(line.split()) for line in _processor())
-
-
-def _give_up(reason: str) -> None:
-    logger.warning(
-        "kernels not available (%s): torch computes instead, and a step takes several times as"
-        " long",
-        reason,
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -188,7 +188,7 @@ class Worker:
         began = time.monotonic()
         packed = linear.choose(
             *(loaded.dtype, self._device, settings.executor.kernel_cache_dir),
-            torch.get_num_threads(),
+            *(torch.get_num_threads(), settings.executor.linear_backend),
         )
         if packed is not None:
             patcher.patch(loaded.model, packed)

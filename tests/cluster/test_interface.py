@@ -14,8 +14,9 @@ _OF_A_SERVER = """
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
     --data-parallel-start-rank --device --dtype --enable-auto-tool-choice
-    --enable-chunked-prefill --enable-prefix-caching --host --kv-cache-memory-bytes --log-level
-    --long-prefill-token-threshold --max-model-len --max-num-batched-tokens --max-num-seqs
+    --enable-chunked-prefill --enable-prefix-caching --host --kv-cache-memory-bytes
+    --linear-backend --log-level --long-prefill-token-threshold --max-model-len
+    --max-num-batched-tokens --max-num-seqs
     --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
@@ -30,7 +31,7 @@ _NOT_OF_A_BATCH = """
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
 _OF_AN_LLM = """
     --async-scheduling --attention-backend --block-size --device --dtype --enable-chunked-prefill
-    --enable-prefix-caching --kv-cache-memory-bytes --log-level --max-model-len
+    --enable-prefix-caching --kv-cache-memory-bytes --linear-backend --log-level --max-model-len
     --max-num-batched-tokens --max-num-seqs --no-async-scheduling --no-enable-chunked-prefill
     --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size
     --scheduling-policy --seed --startup-timeout --tensor-parallel-size -pp -tp
@@ -43,7 +44,7 @@ _OF_A_BENCH = {
     "serve": """--base-url --host --port --endpoint --model --header --num-prompts --request-rate
         --max-concurrency --input-len --output-len --dataset --dataset-path --token-ids
         --temperature --top-p --ignore-eos --no-ignore-eos --num-warmups --seed""",
-    "startup": "",
+    "startup": "--num-warmups",
     "wire": "--rounds",
     "ring": "--readers --rounds",
     "schedule": "--running --rounds",

@@ -7,6 +7,7 @@ from engine.config import (
     CacheConfig,
     EngineConfig,
     ExecutorConfig,
+    LinearBackendName,
     ModelConfig,
     ParallelConfig,
     WireConfig,
@@ -30,6 +31,7 @@ def worker_config(
     kv_cache_memory_bytes: int | None = None,
     num_local_engines: int = 1,
     kernel_cache_dir: str | None = None,
+    linear_backend: LinearBackendName = "auto",
 ) -> EngineConfig:
     """Return the settings of an engine on this model, with one thread per worker."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
@@ -45,6 +47,7 @@ def worker_config(
             num_local_engines=num_local_engines,
             execute_timeout_s=30.0,
             kernel_cache_dir=kernel_cache_dir,
+            linear_backend=linear_backend,
         ),
     )
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
+from engine.errors import ConfigError
 from tests.helpers.built_kernels import backend, cache_dir
 from workers import native
 from workers.linear import BLOCK, PackedEmbedding, choose, unpack
@@ -132,6 +133,45 @@ def test_without_a_compiler_torch_computes(
     (record,) = caplog.records
     assert "no C++ compiler" in record.message
     assert "several times as long" in record.message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "why"),
+    [
+        (BF16, "cpu", "no kernels: there is no C++ compiler"),
+        (torch.float32, "cpu", "is for bfloat16 on CPU; this is torch.float32 on cpu"),
+        (BF16, "cuda", "is for bfloat16 on CPU; this is torch.bfloat16 on cuda"),
+    ],
+)
+def test_native_layers_are_had_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, device: str, why: str
+) -> None:
+    """Who asks for them wants no other: one line says why not."""
+    monkeypatch.setattr(native, "_processor", lambda: {"flags\t: fpu fma avx2"})
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(ConfigError) as refusal:
+        choose(dtype, torch.device(device), str(tmp_path), 1, "native")
+    assert "--linear-backend native" in str(refusal.value)
+    assert why in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_kernels_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For whoever suspects them. Nothing is built, and there is nothing to warn of."""
+    assert choose(BF16, CPU, str(tmp_path), 1, "torch") is None
+    assert not list(tmp_path.iterdir())
+    assert not caplog.records
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_work_to_torch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line says so, and names the folder."""
+    backend()  # skips where there is no compiler
+    with caplog.at_level(logging.WARNING):
+        assert choose(BF16, CPU, "/proc/raywire", 1) is None
+    (record,) = caplog.records
+    assert "/proc/raywire" in record.message
 
 
 def test_a_processor_without_fast_vectors_is_left_to_torch(
