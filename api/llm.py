@@ -73,7 +73,8 @@ class LLM:
         max_num_seqs: sequences that may run together.
         max_num_batched_tokens: tokens of one step, prefill and decode together.
         enable_chunked_prefill: spread long prompts over several steps.
-        async_scheduling: plan each step while the one before it runs.
+        async_scheduling: plan each step while the one before it runs; None: where computing leaves
+            a core free.
         enable_prefix_caching: share the KV cache of equal beginnings.
         kv_cache_memory_bytes: size of the KV cache of each worker.
         block_size: tokens per KV block; None is what suits the device.
@@ -104,7 +105,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         enable_chunked_prefill: bool = True,
-        async_scheduling: bool = True,
+        async_scheduling: bool | None = None,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
         block_size: int | None = None,

@@ -310,7 +310,8 @@ _ENGINE_OPTIONS = [
     _option(
         "Scheduling",
         "--async-scheduling/--no-async-scheduling",
-        help="Plan each step while the one before it runs. Not with tensor or pipeline ranks.",
+        help="Plan each step while the one before it runs; not with tensor or pipeline ranks."
+        " Unless given, where computing leaves a core free.",
     ),
     _option(
         "Scheduling",

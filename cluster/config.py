@@ -59,7 +59,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     scheduling_policy: Policy = "fcfs"
     block_size: int | None = None
     enable_prefix_caching: bool = True

@@ -84,8 +84,9 @@ class SchedulerConfig:
 
     policy: Policy = "fcfs"
 
-    async_scheduling: bool = True
-    """Plan the next step while one runs, where one worker does all (`EngineConfig.plans_ahead`)."""
+    async_scheduling: bool | None = None
+    """Plan the next step while one runs, where one worker does all. None: where its computing
+    leaves a core free (`WorkerReport`), or planning would hold it up."""
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -245,9 +246,3 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     log_level: str = "INFO"
-
-    @property
-    def plans_ahead(self) -> bool:
-        """Whether a step is planned before the tokens of the last one are known. Several ranks
-        cannot do that: only one of them samples. A pipeline has a step for each stage anyway."""
-        return self.scheduler.async_scheduling and self.parallel.world_size == 1

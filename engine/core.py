@@ -82,7 +82,7 @@ class EngineCore:
         )
         self.kv_cache_s = clock() - loaded_at
         self._num_stages = config.parallel.pipeline_parallel_size
-        self._plans_ahead = config.plans_ahead
+        self._plans_ahead = _plans_ahead(config, reports)
         self._pace = Pace()
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         """Oldest first. Where steps are planned ahead, the second waits while the first runs."""
@@ -259,9 +259,20 @@ class EngineCore:
         for report in reports:
             logger.info("rank=%d %s", report.rank, report.description)
         logger.info(
-            "num_gpu_blocks=%d kv_cache_size_tokens=%d max_model_len=%d dtype=%s",
+            "num_gpu_blocks=%d kv_cache_size_tokens=%d max_model_len=%d dtype=%s"
+            " async_scheduling=%s",
             self.num_gpu_blocks,
             self.kv_cache_size_tokens,
             self.max_model_len,
             self.dtype,
+            self._plans_ahead,
         )
+
+
+def _plans_ahead(config: EngineConfig, reports: Sequence[WorkerReport]) -> bool:
+    """Whether a step is planned before the tokens of the last one are known."""
+    if config.parallel.world_size > 1:
+        # Only the rank that samples has them; and a pipeline has a step for each stage anyway.
+        return False
+    asked = config.scheduler.async_scheduling
+    return reports[0].has_free_core if asked is None else asked

@@ -100,6 +100,8 @@ class WorkerReport(Message, frozen=True):
     """What this rank can give to the KV cache."""
     block_size: int = 16
     """Tokens of a KV block as this rank's attention reads it best: used unless the user says."""
+    has_free_core: bool = False
+    """Computing leaves a core to the engine core: a GPU computes, or not all cores do."""
     weight_bytes: int = 0
     load_s: float = 0.0
     description: str = ""

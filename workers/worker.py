@@ -161,6 +161,7 @@ class Worker:
             model_max_len=config.max_position_embeddings,
             kv_bytes_per_token=SCRIPTED_KV_BYTES_PER_TOKEN,
             kv_budget_bytes=SCRIPTED_KV_CACHE_BYTES,
+            has_free_core=True,  # it sleeps
             description=f"device=cpu script={config.script.kind}",
         )
 
@@ -206,6 +207,7 @@ class Worker:
             kv_bytes_per_token=model.kv_shape.bytes_per_token * len(model.layers),
             kv_budget_bytes=self._kv_budget_bytes(max_len),
             block_size=self._block_size,
+            has_free_core=self._has_free_core(),
             weight_bytes=loaded.weight_bytes,
             description=f"device={self._device} attention={backend.name}"
             f" linear={packed.name if packed else 'torch'}"
@@ -235,6 +237,10 @@ class Worker:
             self._config.parallel.world_size,
             self._config.executor.num_local_engines,
         )
+
+    def _has_free_core(self) -> bool:
+        num_busy = torch.get_num_threads() * resources.num_local_workers(self._config)
+        return self._device.type == "cuda" or num_busy < resources.available_cores()
 
     def _free_memory(self) -> int:
         if self._device.type == "cuda":

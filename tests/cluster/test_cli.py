@@ -221,7 +221,8 @@ def test_flags_become_settings() -> None:
     assert config.engine.max_num_batched_tokens == 4096
     assert not config.engine.enable_prefix_caching
     assert not config.engine.enable_chunked_prefill
-    assert not config.engine.scheduler_config().async_scheduling
+    assert config.engine.scheduler_config().async_scheduling is False
+    assert serve_config().engine.scheduler_config().async_scheduling is None
     assert config.engine.scheduling_policy == "priority"
     assert config.served_model_name == ("a", "b")
     assert config.port == 0

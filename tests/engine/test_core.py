@@ -229,16 +229,31 @@ def test_outputs_go_first_when_a_step_ends_sooner_than_expected() -> None:
     assert log[3:] == ["out 2", "plan 3", "out 3", "plan 4", "out 4"]
 
 
-def test_several_ranks_and_stages_are_not_planned_ahead() -> None:
-    """Only the rank that samples has the tokens, so the setting is for one worker alone."""
-    for parallel, is_ahead in (
-        (ParallelConfig(), True),
-        (ParallelConfig(tensor_parallel_size=2), False),
-        (ParallelConfig(pipeline_parallel_size=2), False),
-        (ParallelConfig(data_parallel_size=2), True),
-    ):
-        assert replace(make_config(ahead=True), parallel=parallel).plans_ahead == is_ahead
-        assert not replace(make_config(ahead=False), parallel=parallel).plans_ahead
+@pytest.mark.parametrize(
+    ("asked", "has_free_core", "parallel", "is_ahead"),
+    [
+        (None, True, ParallelConfig(), True),
+        (None, False, ParallelConfig(), False),
+        (True, False, ParallelConfig(), True),
+        (False, True, ParallelConfig(), False),
+        (None, True, ParallelConfig(data_parallel_size=2), True),
+        (True, True, ParallelConfig(tensor_parallel_size=2), False),
+        (True, True, ParallelConfig(pipeline_parallel_size=2), False),
+    ],
+)
+def test_plans_are_made_ahead_where_that_is_of_use(
+    asked: bool | None, has_free_core: bool, parallel: ParallelConfig, is_ahead: bool
+) -> None:
+    """Unless the operator says, where a core is free to make them: elsewhere they hold up the
+    computing. With several ranks never, as only one of them has the tokens."""
+    config = make_config(max_num_batched_tokens=8, max_num_seqs=4)
+    settings = replace(config.scheduler, async_scheduling=asked)
+    config = replace(config, scheduler=settings, parallel=parallel)
+    executor = FakeExecutor(has_free_core=has_free_core)
+    core = EngineCore(config, executor)
+    core.add(core.prepare(make_request("r", max_tokens=3)))
+    core.step(lambda: None)
+    assert (len(executor.plans) == 2) == is_ahead
 
 
 def test_the_phase_says_what_the_core_is_doing() -> None:

@@ -62,6 +62,7 @@ class FakeExecutor:
     kv_bytes_per_token: int = 64
     kv_budget_bytes: int = 64 * 16 * 1024
     num_workers: int = 1
+    has_free_core: bool = False
     holds: bool = False
     """True: a step is answered only when the test calls `release`."""
 
@@ -115,6 +116,7 @@ class FakeExecutor:
                 model_max_len=self.model_max_len,
                 kv_bytes_per_token=self.kv_bytes_per_token,
                 kv_budget_bytes=self.kv_budget_bytes,
+                has_free_core=self.has_free_core,
             )
             for rank in range(self.num_workers)
         ]

@@ -197,3 +197,21 @@ def make_bidirectional() -> Callable[[Worker], None]:
                 module.is_causal = False
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_local_engines", "is_free"), [(1, 1, False), (2, 1, True), (2, 2, False)]
+)
+def test_a_core_is_free_where_not_all_of_them_compute(
+    num_cores: int,
+    num_local_engines: int,
+    is_free: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one compute thread an engine, as here; the engine core plans ahead on such a core."""
+    monkeypatch.setattr(resources, "available_cores", lambda: num_cores)
+    folder = tiny_model("llama", tmp_path_factory.getbasetemp())
+    worker = Worker(worker_config(folder, num_local_engines=num_local_engines), 0, "")
+    assert worker.load().has_free_core == is_free
+    worker.close()
