@@ -38,7 +38,7 @@ from engine.wire import EngineCoreOutputs, SchedulerStats
 from tests.bench.bench_route import BLOCK_SIZE as ROUTE_BLOCK
 from tests.bench.bench_route import CACHE_TOKENS, make_prompt
 from tests.bench.bench_route import measure as measure_routes
-from tests.bench.data_parallel import Shape, measure_scale
+from tests.bench.data_parallel import ScaleResult, Shape, measure_scale
 from tests.bench.engines import Engine
 from tests.bench.figures import Axis, Curve
 from tests.bench.long_stream import gaps_us
@@ -308,16 +308,15 @@ def _processes(ours: Engine, settings: CurveSettings, say: Callable[[str], None]
     """Real processes, two a rank: API server, engine cores, workers that wait, coordinator."""
     model = make_slow_model(settings.logs, step_delay_s=_RANK_STEP_S)
     ranks = [count for count in _PROCESS_RANKS if count <= settings.max_ranks]
-    results = [
-        measure_scale(
-            model,
-            Shape(count, 1, _RANK_STREAMS, _RANK_WINDOW_S),
-            ours.environ,
-            settings.logs / f"ranks-{count}.log",
-            say,
-        )
-        for count in ranks
-    ]
+    results: list[ScaleResult] = []
+    for count in ranks:
+        shape = Shape(count, 1, _RANK_STREAMS, _RANK_WINDOW_S)
+        log = settings.logs / f"ranks-{count}.log"
+        try:
+            results.append(measure_scale(model, shape, ours.environ, log, say))
+        except (RuntimeError, TimeoutError) as error:
+            say(f"{count} ranks are too many for this machine: {error}")
+            break
     front = [
         sum(each.cpu_s_per_1000_tokens(role) for role in ("API server", "coordinator")) * 1e3
         for each in results
@@ -331,7 +330,7 @@ def _processes(ours: Engine, settings: CurveSettings, say: Callable[[str], None]
     ]
     return Axis(
         "ranks, as processes, behind one API server",
-        ranks,
+        [each.shape.ranks for each in results],
         [
             Curve("start to /ready, s", [each.ready_s for each in results]),
             Curve("API server and coordinator, CPU ms for 1,000 tokens", front, allowed=0.0),
