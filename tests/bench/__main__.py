@@ -13,6 +13,7 @@ that were taken while others had more than 5% of it are marked.
 Sections, in this order:
 
     model    decode steps and prefills through the `LLM` class
+    float32  the same beside the peer in float32
     int8     our int8 weights against our bf16, and their perplexity
     server   a real model's server: start, streams, memory, idle load, end
     tiny     a tiny model's server: start, memory, requests and tokens a second
@@ -45,7 +46,7 @@ from tests.bench.document import write_into
 from tests.bench.engines import Engine, engines, shown_command
 from tests.bench.figures import Axis, Figure, Run, Store, read_store, write_store
 from tests.bench.int8_section import measure_int8
-from tests.bench.model_section import ModelSettings, measure_model
+from tests.bench.model_section import ModelSettings, measure_float32, measure_model
 from tests.bench.parts_section import PartSettings, measure_parts
 from tests.bench.scale import STEP_S, ScaleSettings, measure_all
 from tests.bench.scale_report import ScaleReport
@@ -53,7 +54,7 @@ from tests.bench.server_section import ServerSettings, measure_server, measure_t
 from tests.bench.summary import short, summary
 from tests.bench.tiny_llama import tiny_llama
 
-SECTIONS = ("model", "int8", "server", "tiny", "parts", "curves", "dp")
+SECTIONS = ("model", "float32", "int8", "server", "tiny", "parts", "curves", "dp")
 
 
 class Sections(click.ParamType[Sequence[str]]):
@@ -183,6 +184,8 @@ def _figures(
     match section:
         case "model":
             return measure_model(measured, _model_settings(options), say)
+        case "float32":
+            return measure_float32(measured, _model_settings(options), say)
         case "int8":
             return measure_int8(measured[0], _model_settings(options), say)
         case "server":

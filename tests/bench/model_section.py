@@ -1,4 +1,4 @@
-"""`--only model`: decode steps and prefills of a real model through the `LLM` class, in turns.
+"""`--only model,float32`: decode steps and prefills of a real model by the `LLM` class, in turns.
 
 Each engine's class is loaded once and stays up. Decode: prompts of 129 tokens are computed once and
 stay in the prefix cache (vLLM's blocks hold 128 tokens on CPU), so a call for n tokens is n decode
@@ -19,7 +19,6 @@ from cluster.bench.offline_run import Prompts
 from tests.bench import limits
 from tests.bench.engines import Engine, wait_at_rest
 from tests.bench.figures import Figure, Recorder, turns
-from tests.bench.limits import Machine
 from tests.bench.obedient import Obedient
 
 CONTEXT = 129
@@ -52,10 +51,8 @@ class Case:
         return 16 if self.batch == MAX_BATCH else 32
 
 
-CASES = [
-    *(Case(f"decode-{size}", size, GREEDY) for size in (1, 8, 32)),
-    *(Case(f"sampled-{size}", size, SAMPLED) for size in (8, 32)),
-]
+GREEDY_CASES = [Case(f"decode-{size}", size, GREEDY) for size in (1, 8, 32)]
+CASES = [*GREEDY_CASES, *(Case(f"sampled-{size}", size, SAMPLED) for size in (8, 32))]
 
 
 def measure_model(
@@ -64,28 +61,53 @@ def measure_model(
     """All rows of decode and prefill."""
     machine = limits.measure(engines[0].environ)
     recorder = Recorder()
-    with ExitStack() as stack:
-        children = {
-            engine: stack.enter_context(
-                engine.commands("llm_commands.py", _arguments(engine, settings), settings.logs)
-            )
-            for engine in engines
-        }
-        run = Turns(children, settings, recorder, say)
-        for case in CASES:
-            run.decode(case)
-        for length in PREFILLS:
-            run.prefill(f"prefill-{length}", length)
-    add_limits(recorder, limits.model_work(settings.folder), machine)
+    _measure(engines, CASES, {}, settings, recorder, say)
+    work = limits.model_work(settings.folder)
+    for case in CASES:
+        recorder.limit(case.key, work.decode_ms(machine, case.batch))
+    for length in PREFILLS:
+        recorder.limit(f"prefill-{length}", work.prefill_ms(machine, length))
     return recorder.figures()
 
 
-def _arguments(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
-    return {
-        "engine": engine.name.lower(),
-        "model": str(settings.folder),
-        "options": llm_options(),
-    }
+def measure_float32(
+    engines: Sequence[Engine], settings: ModelSettings, say: Callable[[str], None]
+) -> dict[str, Figure]:
+    """The same beside the peer in float32, if there is one: where a processor has no arithmetic for
+    bf16, that is what its users would choose. Ours stays as it is."""
+    if len(engines) == 1:
+        return {}
+    recorder = Recorder()
+    _measure(engines, GREEDY_CASES, {"dtype": "float32"}, settings, recorder, say)
+    return {f"float32-{key}": figure for key, figure in recorder.figures().items()}
+
+
+def _measure(
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    peer_options: Mapping[str, Any],
+    settings: ModelSettings,
+    recorder: Recorder,
+    say: Callable[[str], None],
+) -> None:
+    with ExitStack() as stack:
+        children = {}
+        for engine in engines:
+            extra = peer_options if engine.side == "theirs" else {}
+            arguments = {
+                "engine": engine.name.lower(),
+                "model": str(settings.folder),
+                "options": {**llm_options(), **extra},
+            }
+            say(f"{engine.name} loads")
+            children[engine] = stack.enter_context(
+                engine.commands("llm_commands.py", arguments, settings.logs)
+            )
+        run = Turns(children, settings, recorder, say)
+        for case in cases:
+            run.decode(case)
+        for length in PREFILLS:
+            run.prefill(f"prefill-{length}", length)
 
 
 def llm_options() -> dict[str, Any]:
@@ -96,13 +118,6 @@ def llm_options() -> dict[str, Any]:
         "max_num_batched_tokens": 2048,
         "enable_prefix_caching": True,
     }
-
-
-def add_limits(recorder: Recorder, work: limits.ModelWork, machine: Machine) -> None:
-    for case in CASES:
-        recorder.limit(case.key, work.decode_ms(machine, case.batch))
-    for length in PREFILLS:
-        recorder.limit(f"prefill-{length}", work.prefill_ms(machine, length))
 
 
 class Turns:

@@ -61,6 +61,18 @@ def _decode_rows() -> list[Row]:
     ]
 
 
+def _float32_rows() -> list[Row]:
+    peer = "vLLM in float32"
+    rows = [
+        Row(f"float32-decode-{size}", f"beside float32: decode step, batch {size}", "ms", peer=peer)
+        for size in (1, 8, 32)
+    ]
+    return rows + [
+        Row(f"float32-prefill-{length}", f"beside float32: prefill, {length:,}", "ms", peer=peer)
+        for length in (128, 1024)
+    ]
+
+
 def _int8_rows() -> list[Row]:
     plain = "our bf16"
     return [
@@ -136,4 +148,11 @@ def _part_rows() -> list[Row]:
     ]
 
 
-ROWS = [*_decode_rows(), *_int8_rows(), *_server_rows(), *_process_rows(), *_part_rows()]
+ROWS = [
+    *_decode_rows(),
+    *_float32_rows(),
+    *_int8_rows(),
+    *_server_rows(),
+    *_process_rows(),
+    *_part_rows(),
+]

@@ -117,7 +117,7 @@ def _verdicts(shown: Sequence[tuple[Row, Figure]]) -> Iterator[str]:
     compared = [
         (row, statistics.median(ratios))
         for row, figure in shown
-        if row.peer == "vLLM" and (ratios := figure.ratios(row.is_rate))
+        if row.peer.startswith("vLLM") and (ratios := figure.ratios(row.is_rate))
     ]
     if compared:
         lost = [f"{row.label} ({middle:.2f})" for row, middle in compared if middle < 1]
