@@ -19,6 +19,11 @@ from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+
+_COPY_BELOW_BYTES = 1 << 16
+"""Copying a smaller frame costs less than keeping track of it until it is sent."""
+
 TakeFrames = Callable[[list[bytes]], None]
 """Takes in one message; WireError says that it breaks the protocol."""
 
@@ -93,10 +98,14 @@ class WireSockets:
             self._read(socket, take)
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send one message; the first frame is the receiver's identity. Frames are not copied:
-        they must stay as they are until sent. Returns False if the receiver is not connected."""
+        """Send one message; the first frame is the receiver's identity. Large frames are not
+        copied: they must stay as they are until sent. Returns False if the receiver is not
+        connected."""
+        *first, last = frames
         try:
-            self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            for frame in first:
+                self._router.send(frame, _NOBLOCK_MORE, len(frame) < _COPY_BELOW_BYTES)
+            self._router.send(last, _NOBLOCK, len(last) < _COPY_BELOW_BYTES)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

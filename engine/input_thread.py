@@ -24,7 +24,7 @@ from engine.curve import CurveLink
 from engine.errors import RequestError, WireError
 from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
 from engine.request import Request
-from engine.sockets import connect_socket
+from engine.sockets import BURST, connect_socket, has_message
 from engine.thinning import ThinnedCount
 from engine.wire import (
     FROM_SOCKET,
@@ -50,8 +50,7 @@ MAX_FRAMES = 1024
 COPY_BELOW_BYTES = 8192
 """Copying a smaller frame costs less than keeping ZeroMQ's, which may lie at any address."""
 
-BURST = 64
-"""Messages taken from one API server before the others get their turn."""
+_NOBLOCK, _RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
 class _Named(msgspec.Struct, array_like=True):
@@ -143,12 +142,10 @@ class InputThread:
 
     def _receive_burst(self, client_index: int, socket: "zmq.Socket[bytes]") -> None:
         for _ in range(BURST):
-            try:
-                frames = _receive(socket)
-            except zmq.Again:
+            if not has_message(socket):
                 return
             try:
-                self._take(client_index, frames)
+                self._take(client_index, _receive(socket))
             except WireError as error:
                 if self._dropped.add():
                     count = self._dropped.count
@@ -229,11 +226,14 @@ class InputThread:
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[codec.Buffer]:
-    """Receive one message without waiting; large arrays stay where ZeroMQ has put them."""
-    return [
-        frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
-        for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)
-    ]
+    """Receive one message that is there; large arrays stay where ZeroMQ has put them."""
+    frames: list[codec.Buffer] = [socket.recv(_NOBLOCK)]
+    if socket.getsockopt(_RCVMORE):
+        frames.append(socket.recv(_NOBLOCK))  # the body, which is small
+    while socket.getsockopt(_RCVMORE):
+        frame = socket.recv(_NOBLOCK, copy=False)
+        frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer)
+    return frames
 
 
 def _kind(type_byte: codec.Buffer) -> RequestType:
