@@ -123,8 +123,9 @@ class _Trimmed:
         self._space = ""
 
     def write(self, piece: str) -> None:
-        piece = self._space + piece
         kept = piece.rstrip()
-        self._space = piece[len(kept) :]
         if kept:
-            self._write(kept)
+            self._write(self._space + kept)
+            self._space = piece[len(kept) :]
+        else:
+            self._space += piece
