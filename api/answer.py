@@ -12,9 +12,11 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from api import route_headers
-from api.asgi import App, ClientWatch, Request, Response
+from api import client_watch, route_headers
+from api.client_watch import ClientWatch
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
 from api.protocol import GenerationBody
@@ -99,16 +101,16 @@ class Job:
         return share + self.render_s / QUICK_S <= 1.0
 
 
-async def respond(service: Service, request: Request, job: Job) -> App:
+async def respond(service: Service, request: Request, job: Job) -> Response:
     """Generate, and return the response. Until its first byte, errors are plain HTTP errors.
 
     Raises:
         RequestError, ServerError: nothing has been sent.
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
-    wish = route_headers.read(request.raw_headers, service.ranks)
+    wish = route_headers.read(request.headers.raw, service.ranks)
     generation = Generation()
-    watch = request.client_watch
+    watch = client_watch.of(request)
 
     def clean_up() -> None:
         watch.stop()
@@ -199,7 +201,7 @@ async def _collect(generation: Generation) -> list[Part]:
 
 
 def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), 200, "application/json", headers)
+    return Response(msgspec.json.encode(body), 200, headers, "application/json")
 
 
 class _Events:

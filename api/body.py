@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 
-from api.asgi import ClientDisconnect, Request
 from api.errors import HttpError
 from engine.errors import (
     InvalidRequestError,
@@ -64,7 +64,7 @@ class BodyReader:
             ClientDisconnect: the client has gone.
         """
         _check_headers(request)
-        length = request.headers.get(b"content-length", b"")
+        length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_bytes:
             raise _too_long(self._max_bytes)
         try:
@@ -186,15 +186,15 @@ def ignored_header(names: list[str]) -> dict[str, str]:
 
 
 def _check_headers(request: Request) -> None:
-    content_type = request.headers.get(b"content-type", b"application/json")
-    media_type = content_type.partition(b";")[0].strip().lower()
-    if media_type != b"application/json" and not media_type.endswith(b"+json"):
+    content_type = request.headers.get("content-type", "application/json")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
         raise HttpError(
             415,
-            f"send the body as application/json, not {media_type[:80].decode('latin-1')}",
+            f"send the body as application/json, not {media_type[:80]}",
             code="unsupported_media_type",
         )
-    if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "send the body uncompressed", code="unsupported_encoding")
 
 

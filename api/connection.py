@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
-from api import errors
-from api.asgi import CLIENT_WATCH, Message, Receive, Scope, Send
+from api import client_watch, errors
 from api.errors import Failure
 from engine.thinning import ThinnedCount
 
@@ -126,7 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._watch = _ClientWatch(cycle)
-        cycle.scope["extensions"] = {CLIENT_WATCH: self._watch}  # type: ignore[dict-item]
+        cycle.scope["extensions"] = {client_watch.EXTENSION: self._watch}  # type: ignore[dict-item]
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _HeadWithBody(cycle)  # type: ignore[assignment]
         if cycle.scope["http_version"] == "1.0":
@@ -174,7 +174,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 class _ClientWatch:
-    """The watch over the client of one request: an `asgi.ClientWatch`."""
+    """The watch over the client of one request: an `client_watch.ClientWatch`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle

@@ -10,8 +10,9 @@ import logging
 import re
 import time
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from api import errors
-from api.asgi import App, Message, Receive, Scope, Send
 from api.ids import new_id
 from api.service import Service
 from engine import log
@@ -32,7 +33,7 @@ _SAFE_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 class Edge:
     """The outermost application."""
 
-    def __init__(self, app: App, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
 

@@ -7,9 +7,11 @@ Used by routes, the edge and server-sent events. What clients see comes from the
 never a path, an address or a traceback.
 """
 
-import msgspec
+from http import HTTPStatus
 
-from api.asgi import Response
+import msgspec
+from starlette.responses import Response
+
 from engine.errors import (
     EngineDeadError,
     RaywireError,
@@ -96,6 +98,16 @@ def request_failure(
     return Failure(status, details, headers or {})
 
 
+def routing_failure(status: int, path: str, method: str, headers: dict[str, str]) -> Failure:
+    """No such route, or not with this method."""
+    if status == HTTPStatus.NOT_FOUND:
+        return request_failure(status, f"no route {path[:200]}", code="not_found")
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{method} is not allowed here"
+        return request_failure(status, message, code="method_not_allowed", headers=headers)
+    return request_failure(status, HTTPStatus(status).phrase, headers=headers)
+
+
 def server_failure(
     status: int, message: str, code: str | None, retry_after_s: int | None = None
 ) -> Failure:
@@ -110,4 +122,4 @@ def internal_failure() -> Failure:
 
 
 def error_response(failure: Failure) -> Response:
-    return Response(failure.body, failure.status, "application/json", failure.headers)
+    return Response(failure.body, failure.status, failure.headers, "application/json")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from starlette.requests import ClientDisconnect
 
-from api.asgi import ClientDisconnect
 from api.load_balancer import Route
 from api.metrics import RequestRecord
 from api.output_processor import OutputDelta, OutputProcessor

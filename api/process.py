@@ -16,9 +16,9 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from api import app
-from api.asgi import App
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.connection import BoundedConnection
@@ -136,7 +136,7 @@ async def _serve(
 class _Server(uvicorn.Server):
     """Uvicorn, without its signal handlers: they would race with our drain."""
 
-    def __init__(self, application: App) -> None:
+    def __init__(self, application: ASGIApp) -> None:
         super().__init__(
             uvicorn.Config(
                 application,

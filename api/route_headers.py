@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.asgi import RawHeaders
 from api.load_balancer import Route
 from engine.errors import InvalidRequestError
 
@@ -37,7 +36,7 @@ class RouteWish:
     session: str | None = None
 
 
-def read(headers: RawHeaders, ranks: range) -> RouteWish:
+def read(headers: Sequence[tuple[bytes, bytes]], ranks: range) -> RouteWish:
     """What the client asks for. A session name that is long or strange is no session.
 
     Args:

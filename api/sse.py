@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from api import errors
-from api.asgi import Receive, Scope, Send, encode_headers
 from engine.errors import RaywireError
 
 DONE = b"data: [DONE]\n\n"
@@ -71,7 +72,7 @@ class EventSource(Protocol):
         yet. A RaywireError ends the stream."""
 
 
-class EventStream:
+class EventStream(Response):
     """The response of a streaming route: sends events as they come.
 
     Args:
@@ -85,11 +86,14 @@ class EventStream:
     ) -> None:
         self._source = source
         self._close = close
-        self._headers = [*_HEADERS, *encode_headers(headers), _CONTENT_TYPE]
+        own = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.status_code, self.background = 200, None
+        self.raw_headers = [*_HEADERS, *own, _CONTENT_TYPE]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
             is_last = False
             while not is_last:
                 events, is_last = await self._next()

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api import answer, body, logprobs, prompts, sse
-from api.asgi import App, Request
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.output_processor import OutputDelta
@@ -33,14 +34,14 @@ _DECODER = msgspec.json.Decoder(ChatBody)
 
 
 def routes(service: Service) -> list[Route]:
-    async def create_chat_completion(request: Request) -> App:
+    async def create_chat_completion(request: Request) -> Response:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
         job = _check(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
-    return [Route(("POST",), "/v1/chat/completions", create_chat_completion)]
+    return [Route(("POST",), "/v1/chat/completions", create_chat_completion, is_hot=True)]
 
 
 def _check(

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api import answer, body, prompts, sse
-from api.asgi import App, Request
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
@@ -31,7 +32,7 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 
 def routes(service: Service) -> list[Route]:
-    async def create_completion(request: Request) -> App:
+    async def create_completion(request: Request) -> Response:
         raw = await service.bodies.read(request)
         arrived_at = time.monotonic()
         completion, ignored = body.decode(
@@ -40,7 +41,7 @@ def routes(service: Service) -> list[Route]:
         job = _check(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
         return await answer.respond(service, request, job)
 
-    return [Route(("POST",), "/v1/completions", create_completion)]
+    return [Route(("POST",), "/v1/completions", create_completion, is_hot=True)]
 
 
 def _check(

@@ -9,8 +9,10 @@ All three look at what is known already, so they are as quick under load as with
 asked. That it still works is known from its heartbeats.
 """
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from api import errors
-from api.asgi import Request, Response
 from api.edge import STARTING_RETRY_AFTER_S
 from api.routing import Route
 from api.service import Service, State

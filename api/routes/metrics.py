@@ -1,6 +1,8 @@
 """GET /metrics: what Prometheus scrapes."""
 
-from api.asgi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+
 from api.metrics import CONTENT_TYPE
 from api.routing import Route
 from api.service import Service
@@ -8,6 +10,6 @@ from api.service import Service
 
 def routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
-        return Response(await service.render_metrics(), 200, CONTENT_TYPE)
+        return Response(await service.render_metrics(), media_type=CONTENT_TYPE)
 
     return [Route(("GET", "HEAD"), "/metrics", metrics)]

@@ -1,15 +1,17 @@
 """GET /v1/models, /v1/models/{id} and /version: who we are."""
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 import engine
 from api import answer
-from api.asgi import Request, Response
 from api.protocol import ModelCard, ModelList
 from api.routing import Route
 from api.service import Service
 
 _METHODS = ("GET", "HEAD")
-_ONE_MODEL = "/v1/models/"
-"""And its name, which may hold slashes."""
+_ONE_MODEL = "/v1/models/{name:path}"
+"""Names may hold slashes."""
 
 
 def routes(service: Service) -> list[Route]:
@@ -19,7 +21,7 @@ def routes(service: Service) -> list[Route]:
         )
 
     async def retrieve_model(request: Request) -> Response:
-        name = request.path.removeprefix(_ONE_MODEL)
+        name: str = request.path_params["name"]
         service.check_model_name(name)
         return answer.json_response(_card(service, name))
 
