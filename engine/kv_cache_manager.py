@@ -128,13 +128,13 @@ class KVCacheManager:
 
     def register(self, request: Request) -> None:
         """Make the blocks findable that are full with the known tokens scheduled so far."""
-        if request.root_hash is None:
-            return
         num_full = request.num_computed_tokens // self._block_size
-        num_full = min(num_full, len(request.block_hashes))
+        if num_full <= request.num_registered_blocks:
+            return
+        num_full = min(num_full, len(request.block_hashes))  # 0 without the prefix cache
         for index in range(request.num_registered_blocks, num_full):
             self._pool.register(request.block_ids[index], request.block_hashes[index])
-        request.num_registered_blocks = max(num_full, request.num_registered_blocks)
+        request.num_registered_blocks = num_full
 
     def free(self, request: Request) -> None:
         """Take all blocks from `request`; full ones stay findable until they are handed out."""

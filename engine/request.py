@@ -122,7 +122,8 @@ class Request:
         """Tokens whose KV is in the blocks once all steps under way have run. One more than are
         known, if the next token is computed before it has come back."""
         self.unsent_token = b""
-        """The last sampled token, packed, as long as the workers have not been told."""
+        """The last sampled token, packed, as long as the workers have not been told; `OWN_TOKEN`
+        where they are to put it in themselves."""
         self.block_ids: list[int] = []
         self.num_registered_blocks = 0
         """The first so many blocks are in the prefix cache, this request's own or its equals."""

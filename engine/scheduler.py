@@ -183,7 +183,7 @@ class Scheduler:
             if num_new < 1:  # its sampled token is on its way back
                 if not self._can_go_ahead(request):
                     continue
-                num_new = 1
+                num_new, request.unsent_token = 1, OWN_TOKEN
             if num_new == 1:
                 if not decodes_left:
                     continue
@@ -242,8 +242,7 @@ class Scheduler:
         continued = step.continued
         continued.request_ids.append(request.request_id)
         continued.num_computed_tokens.append(request.num_computed_tokens)
-        is_ahead = request.num_computed_tokens == request.num_tokens
-        continued.new_token_ids.append(OWN_TOKEN if is_ahead else request.unsent_token)
+        continued.new_token_ids.append(request.unsent_token)
         continued.new_block_ids.append(new_blocks)
         request.unsent_token = b""
 
