@@ -57,6 +57,7 @@ class TimedWorker(Worker):
 
     def __init__(self, config: EngineConfig, path: str) -> None:
         super().__init__(config, rank=0, rendezvous="")
+        torch.set_num_threads(1)  # this module has loaded torch before anybody could say so
         self._path = path
         self._stamps: list[tuple[int, int, int, int]] = []
         self._model_ns = 0
