@@ -4,13 +4,15 @@ import re
 import socket
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from api import connection
 from engine.thinning import ThinnedCount
 from tests.helpers.fake_engine import endless_answer
-from tests.helpers.http_server import HttpServer, serving
+from tests.helpers.http_server import HttpServer, serving, wait_for
 
 TIMEOUT_S = 20.0
 LINES = b"x: " + b"y" * 1000 + b"\r\n"
@@ -199,3 +201,61 @@ def test_an_answer_over_http_1_0_keeps_its_length(server: HttpServer) -> None:
         head, _, body = read_all(client).partition(b"\r\n\r\n")
 
     assert b"content-length: %d" % len(body) in head.lower()
+
+
+def test_a_client_that_leaves_after_a_long_body_is_noticed() -> None:
+    """Reading is paused while a body is long, and must go on for its end to be seen."""
+    padded = STREAM.replace(b"{", b'{"user": "%b", ' % (b"x" * 200_000), 1)
+    with serving(endless_answer, engine_options=SLOWLY) as server:
+        with connect(server) as client:
+            client.sendall(completion(padded))
+            assert client.recv(1 << 16)
+        wait_for(lambda: server.engine.aborted, "the abort")
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def answering() -> tuple[Any, Written, Any]:
+    """A response's transport, what has left by it, and its request."""
+    transport = Written()
+    cycle = SimpleNamespace(transport=transport, response_started=False)
+    return connection._HeadWithBody(cast(Any, cycle)), transport, cycle
+
+
+def test_a_head_leaves_with_the_first_of_its_body() -> None:
+    """One write, and the others as they come. What comes before the head does not wait."""
+    response, transport, cycle = answering()
+
+    response.write(b"100 Continue ")
+    cycle.response_started = True
+    for data in (b"head ", b"event ", b"event "):
+        response.write(data)
+
+    assert transport.writes == [b"100 Continue ", b"head event ", b"event "]
+
+
+def test_a_head_without_a_body_leaves_when_the_connection_is_closed() -> None:
+    """An application that fails between the two has answered, as far as its client can tell."""
+    response, transport, cycle = answering()
+
+    cycle.response_started = True
+    response.write(b"head")
+    response.close()
+
+    assert transport.writes == [b"head"]
+    assert transport.is_closed

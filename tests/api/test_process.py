@@ -384,6 +384,26 @@ def test_disconnect_aborts(is_streamed: bool, is_running: bool) -> None:
         assert server.client.num_in_flight == 0
 
 
+def test_short_texts_are_tokenized_at_once_and_long_ones_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread would take longer to wake up; but nothing long may hold up the event loop."""
+    threads: list[str] = []
+    encode = InputProcessor.encode
+
+    def note(self: InputProcessor, text: str, **options: Any) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(InputProcessor, "encode", note)
+    with serving() as server:
+        server.complete(prompt="short")
+        server.complete(prompt="short", user="x" * answer.QUICK_BYTES)
+        server.complete(prompt=["many"] * 20)
+
+    assert threads == ["server", "text-short", *["text-short"] * 20]
+
+
 def test_text_of_a_client_that_has_gone_is_not_tokenized(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
