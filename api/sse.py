@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api import errors
+from api.ids import new_id
 from engine.errors import RaywireError
 
 DONE = b"data: [DONE]\n\n"
@@ -29,6 +30,9 @@ _HEADERS = [
 ]
 _CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 _encode = msgspec.json.Encoder().encode
+
+_MARK = new_id("text ", num_bits=128)
+"""Stands for a text while what surrounds it is encoded. Nobody else can have come upon it."""
 
 
 def event(body: Any) -> bytes:
@@ -53,9 +57,7 @@ class TextEvents:
         return before + _encode(text) + after
 
     def _encode_around(self, index: int) -> tuple[bytes, bytes]:
-        # With its quotation marks it cannot be part of another string, where they are escaped.
-        mark = "\0"
-        before, after = event(self._make_body(index, mark)).split(_encode(mark))
+        before, after = event(self._make_body(index, _MARK)).split(_encode(_MARK))
         self._around_text[index] = before, after
         return before, after
 
