@@ -104,6 +104,7 @@ class Options:
 @click.option("--ray", "with_ray", is_flag=True, help="In dp: start a server on Ray, too.")
 @click.option("--vllm-python", type=click.Path(exists=True), help="Python with vLLM's CPU build.")
 @click.option("--vllm-env", multiple=True, metavar="KEY=VALUE", help="For vLLM; may be repeated.")
+@click.option("--vllm-dtype", default="auto", show_default=True, help="Of vLLM's weights.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Folder for logs and raw figures.")
 @click.option(
     "--write",
@@ -117,6 +118,7 @@ def main(
     window: float,
     vllm_python: str | None,
     vllm_env: Sequence[str],
+    vllm_dtype: str,
     logs: Path | None,
     write: Sequence[Path],
     **flags: object,
@@ -126,7 +128,7 @@ def main(
     click.echo(f"logs are in {logs}", err=True)
     ranks_of_dp = [int(number) for number in ranks.split(",")]
     options = Options(ranks=ranks_of_dp, window_s=window, logs=logs, **flags)  # type: ignore[arg-type]
-    measured = engines(vllm_python, vllm_env)
+    measured = engines(vllm_python, vllm_env, vllm_dtype)
     run = _run(measured)
     file = write[0].with_suffix(".json") if write else logs / "performance.json"
     failed = []

@@ -28,6 +28,8 @@ class Engine:
     name: str
     python: str
     environ: Mapping[str, str]
+    dtype: str = "auto"
+    """Of weights and arithmetic; "auto" is the model's own."""
 
     @property
     def side(self) -> Side:
@@ -56,14 +58,16 @@ class Engine:
         return found.stdout.strip()
 
 
-def engines(vllm_python: str | None, vllm_env: Sequence[str]) -> list[Engine]:
+def engines(
+    vllm_python: str | None, vllm_env: Sequence[str], vllm_dtype: str = "auto"
+) -> list[Engine]:
     """Ours first."""
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = [Engine("raywire", sys.executable, ours)]
     if vllm_python is not None:
         chosen = dict(pair.split("=", 1) for pair in vllm_env)
         theirs = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **chosen}
-        found.append(Engine("vLLM", vllm_python, theirs))
+        found.append(Engine("vLLM", vllm_python, theirs, vllm_dtype))
     return found
 
 

@@ -11,7 +11,7 @@ Prefill: a call for one token of a prompt that nobody has seen.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def measure_model(
     """All rows of decode and prefill."""
     machine = limits.measure(engines[0].environ)
     recorder = Recorder()
-    _measure(engines, CASES, {}, settings, recorder, say)
+    _measure(engines, CASES, settings, recorder, say)
     work = limits.model_work(settings.folder)
     for case in CASES:
         recorder.limit(case.key, work.decode_ms(machine, case.batch))
@@ -77,15 +77,16 @@ def measure_float32(
     bf16, that is what its users would choose. Ours stays as it is."""
     if len(engines) == 1:
         return {}
+    ours, *peers = engines
+    in_float32 = [replace(peer, dtype="float32") for peer in peers]
     recorder = Recorder()
-    _measure(engines, GREEDY_CASES, {"dtype": "float32"}, settings, recorder, say)
+    _measure([ours, *in_float32], GREEDY_CASES, settings, recorder, say)
     return {f"float32-{key}": figure for key, figure in recorder.figures().items()}
 
 
 def _measure(
     engines: Sequence[Engine],
     cases: Sequence[Case],
-    peer_options: Mapping[str, Any],
     settings: ModelSettings,
     recorder: Recorder,
     say: Callable[[str], None],
@@ -93,11 +94,10 @@ def _measure(
     with ExitStack() as stack:
         children = {}
         for engine in engines:
-            extra = peer_options if engine.side == "theirs" else {}
             arguments = {
                 "engine": engine.name.lower(),
                 "model": str(settings.folder),
-                "options": {**llm_options(), **extra},
+                "options": {**llm_options(), "dtype": engine.dtype},
             }
             say(f"{engine.name} loads")
             children[engine] = stack.enter_context(

@@ -139,6 +139,7 @@ def _up(engine: Engine, settings: ServerSettings, flags: Sequence[str]) -> Itera
     if engine.side == "ours":
         command, probe = server_process.raywire_command(folder, port, flags), "/ready"
     else:
+        flags += ["--dtype", engine.dtype]
         command, probe = _vllm_command(engine.python, folder, port, flags), "/health"
     began = time.monotonic()
     with server_process.started(command, engine.environ, port, log, probe) as (process, _):
