@@ -14,13 +14,14 @@ from workers.kv_cache import LayerKV
 from workers.linear import PackedLinear
 from workers.native import Kernels
 
+_BFLOAT16, _EIGHT_BITS = 0, 1
+
 
 class LinearLayer(Structure):
     """A packed linear layer of any kind."""
 
     _fields_ = [
         ("weight", c_void_p),
-        ("scales", c_void_p),
         ("bias", c_void_p),
         ("num_inputs", c_int64),
         ("num_outputs", c_int64),
@@ -30,12 +31,13 @@ class LinearLayer(Structure):
 
     @classmethod
     def of(cls, layer: PackedLinear) -> "LinearLayer":
-        num_outputs = layer.out_features if layer.activation == 0 else len(layer.packed)
+        num_outputs = layer.out_features if layer.activation == 0 else 2 * layer.out_features
         return cls(
             weight=address(layer.packed),
             bias=address(layer.packed_bias),
             num_inputs=layer.in_features,
             num_outputs=num_outputs,
+            kind=_EIGHT_BITS if layer.packed.dtype == torch.int8 else _BFLOAT16,
             activation=layer.activation,
         )
 

@@ -33,7 +33,8 @@ BUILD_TIMEOUT_S = 300.0
 
 _LIBRARY = "kernels.so"
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread")
-_DOT, _FLOAT = 0, 1
+_DOT, _FLOAT, _INT8 = 0, 1, 2
+_BLOCK = 16
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "silu": 2}
 
 _SIGNATURES = {
@@ -41,6 +42,9 @@ _SIGNATURES = {
     "raywire_pack": (c_void_p, c_int64, c_int64, c_int),
     "raywire_linear": (*[c_void_p] * 4, *[c_int64] * 3, *[c_int] * 4),
     "raywire_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
+    "raywire_int8_block_bytes": (c_int64,),
+    "raywire_int8_pack": (*[c_void_p] * 2, c_int64, c_int64, c_int),
+    "raywire_int8_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_rms_norm": (*[c_void_p] * 3, c_int64, c_int64, c_float, c_int, c_int),
     "raywire_add_and_norm": (*[c_void_p] * 6, c_int64, c_int64, c_float, c_int, c_int),
     "raywire_norm_and_rotate": (*[c_void_p] * 5, *[c_int64] * 4, c_float, c_int, c_int),
@@ -66,6 +70,10 @@ class Kernels:
         self._linear = library.raywire_linear
         self._pack = library.raywire_pack
         self._rows = library.raywire_rows
+        self._int8_pack = library.raywire_int8_pack
+        self._int8_rows = library.raywire_int8_rows
+        self._int8_block_bytes = library.raywire_int8_block_bytes
+        self._int8_block_bytes.restype = c_int64
         self._rms_norm = library.raywire_rms_norm
         self._add_and_norm = library.raywire_add_and_norm
         self._norm_and_rotate = library.raywire_norm_and_rotate
@@ -113,18 +121,30 @@ class Kernels:
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.numel() // num_inputs,
-            out.shape[-1] if activation == 0 else weight.shape[0],
+            out.shape[-1] if activation == 0 else 2 * out.shape[-1],
             num_inputs,
-            self._arithmetic,
+            _INT8 if weight.dtype == torch.int8 else self._arithmetic,
             activation,
             out.dtype == torch.float32,
             self._num_threads,
         )
 
+    def pack_int8(self, weight: Tensor) -> Tensor:
+        """Return a packed weight as 8-bit integers, in their own order: `[blocks, bytes]`, int8.
+        The memory of the weight is given back as it is read, so that nothing of it is left."""
+        num_outputs, num_inputs = weight.shape
+        shape = num_outputs // _BLOCK, self._int8_block_bytes(num_inputs)
+        out = torch.empty(shape, dtype=torch.int8)
+        self._int8_pack(
+            *(weight.data_ptr(), out.data_ptr(), num_outputs, num_inputs, self._num_threads)
+        )
+        return out
+
     def rows(self, weight: Tensor, ids: Tensor, out: Tensor) -> None:
         """Write rows `ids` (int64) of a packed weight into `out`."""
-        self._rows(
-            *(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[1]),
+        read = self._int8_rows if weight.dtype == torch.int8 else self._rows
+        read(
+            *(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), ids.numel(), out.shape[-1]),
             self._num_threads,
         )
 

@@ -25,6 +25,7 @@
 
 #include "exports.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace {
 
@@ -64,11 +65,16 @@ struct Run {
     }
 
     void embed() const {
-        raywire_rows(
-            static_cast<const bf16*>(stack.embedding.weight), step.ids, x, step.num_tokens,
-            stack.hidden_size, num_threads);
+        const LinearLayer& head = stack.embedding;
+        const int64_t count = step.num_tokens, size = stack.hidden_size;
+        if (head.kind == EIGHT_BITS)
+            raywire_int8_rows(
+                static_cast<const int8_t*>(head.weight), step.ids, x, count, size, num_threads);
+        else
+            raywire_rows(
+                static_cast<const bf16*>(head.weight), step.ids, x, count, size, num_threads);
         if (stack.embedding_scale == 0) return;
-        for (int64_t i = 0; i < step.num_tokens * stack.hidden_size; i += LANES)
+        for (int64_t i = 0; i < count * size; i += LANES)
             store_bf16(x + i, load_bf16(x + i) * stack.embedding_scale);
     }
 
@@ -90,8 +96,9 @@ struct Run {
 
     void multiply(const LinearLayer& layer, const bf16* from, bf16* to) const {
         raywire_linear(
-            from, static_cast<const bf16*>(layer.weight), layer.bias, to, step.num_tokens,
-            layer.num_outputs, layer.num_inputs, arithmetic, layer.activation, false, num_threads);
+            from, layer.weight, layer.bias, to, step.num_tokens, layer.num_outputs,
+            layer.num_inputs, layer.kind == EIGHT_BITS ? INT8 : arithmetic, layer.activation, false,
+            num_threads);
     }
 
     void attend(const DecoderLayer& layer) const {

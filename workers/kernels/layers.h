@@ -12,7 +12,6 @@ extern "C" {
 // A packed linear layer of any kind.
 struct LinearLayer {
     const void* weight;    // packed, as its kind wants it
-    const float* scales;   // of each output, where the kind has them
     const bf16* bias;      // as long as the packed weight has rows, or null
     int64_t num_inputs;
     int64_t num_outputs;   // with an activation those of gate and up together; the result has half
@@ -20,7 +19,7 @@ struct LinearLayer {
     int32_t activation;    // as raywire_linear has it
 };
 
-enum LinearKind { BF16 = 0 };
+enum LinearKind { BFLOAT16 = 0, EIGHT_BITS = 1 };
 
 // Attention and a gated MLP around a residual. Norms are factors in float32.
 struct DecoderLayer {

@@ -1,12 +1,12 @@
-// y = x Wᵀ + b with bfloat16 weights, for one row or thousands.
+// y = x Wᵀ + b with packed weights, bfloat16 or 8-bit integers, for one row or thousands.
 //
 // What it costs. A decode step with few rows reads every weight once and does little with it: it is
 // bound by memory, N · K · 2 bytes. With many rows it is bound by arithmetic, 2 · M · N · K. So
 // weights are laid out to be read in order, once, and in the shape that the arithmetic wants.
 //
-// The layout of W, and the two kinds of arithmetic over it, are in `tiles.h`. A block of 16 rows of
-// W takes exactly the memory of these rows, so that packing is done in place, without a second copy
-// of the model.
+// The layout of W, and the two kinds of arithmetic over it, are in `tiles.h`; those of 8-bit integers
+// in `int8.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
+// is done in place, without a second copy of the model.
 //
 // Threads take chunks of blocks as they get to run (`threads.h`).
 #include <algorithm>
@@ -15,6 +15,7 @@
 
 #include "bf16.h"
 #include "exports.h"
+#include "int8.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -25,8 +26,8 @@ enum Activation { NONE = 0, GELU_TANH = 1, SILU = 2 };
 constexpr int64_t PANEL_BYTES = 512 << 10;  // of x, read again for every block: stays in the L2
 
 struct Call {
-    const void* x;  // packed: see pack_rows
-    const bf16* weight;
+    const void* x;  // packed: see pack_row
+    const char* weight;
     const bf16* bias;
     void* out;  // bf16, or float if is_float
     int64_t num_rows, num_outputs, num_inputs;
@@ -81,13 +82,23 @@ void finish(const Call& call, Floats (&sums)[R][B * PARTS], int64_t row, int64_t
     }
 }
 
+// Of a block of weights.
+template <int ARITHMETIC>
+constexpr int64_t block_bytes(int64_t num_inputs) {
+    return ARITHMETIC == INT8 ? int8_block_bytes(num_inputs)
+                              : BLOCK * num_inputs * int64_t(sizeof(bf16));
+}
+
 template <int ARITHMETIC, int R, int B>
 void tile(const Call& call, int64_t row, int64_t block) {
-    const bf16* weight = call.weight + block * BLOCK * call.num_inputs;
+    const int64_t num_inputs = call.num_inputs;
+    const char* x = static_cast<const char*>(call.x) + row * row_bytes<ARITHMETIC>(num_inputs);
+    const char* weight = call.weight + block * block_bytes<ARITHMETIC>(num_inputs);
     Floats sums[R][B * PARTS];
-    multiply<ARITHMETIC, R, B>(
-        static_cast<const char*>(call.x) + row * row_bytes<ARITHMETIC>(call.num_inputs), weight,
-        call.num_inputs, sums);
+    if constexpr (ARITHMETIC == INT8)
+        int8_multiply<R, B>(x, reinterpret_cast<const int8_t*>(weight), num_inputs, sums);
+    else
+        multiply<ARITHMETIC, R, B>(x, reinterpret_cast<const bf16*>(weight), num_inputs, sums);
     finish<R, B>(call, sums, row, block);
 }
 
@@ -172,14 +183,15 @@ void raywire_pack(bf16* weight, int64_t num_outputs, int64_t num_inputs, int num
 //
 // The bias is as long as the packed weight, or null. Output is float if is_float, else bf16.
 void raywire_linear(
-    const bf16* x, const bf16* weight, const bf16* bias, void* out, int64_t num_rows,
+    const bf16* x, const void* weight, const bf16* bias, void* out, int64_t num_rows,
     int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
     int num_threads) {
-    Call call{nullptr,    weight,     bias,       out,          num_rows,
-              num_outputs, num_inputs, activation, is_float != 0};
+    Call call{nullptr,  static_cast<const char*>(weight), bias,          out, num_rows, num_outputs,
+              num_inputs, activation,                       is_float != 0};
 #ifdef __AVX512BF16__
     if (arithmetic == DOT) return run<DOT>(call, x, num_threads);
 #endif
+    if (arithmetic == INT8) return run<INT8>(call, x, num_threads);
     run<FLOAT>(call, x, num_threads);
 }
 

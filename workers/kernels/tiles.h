@@ -26,7 +26,7 @@
 
 namespace {
 
-enum Arithmetic { DOT = 0, FLOAT = 1 };
+enum Arithmetic { DOT = 0, FLOAT = 1, INT8 = 2 };
 
 constexpr int BLOCK = 16;             // outputs
 constexpr int PARTS = BLOCK / LANES;  // vectors of sums, for a row and a block
