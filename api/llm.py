@@ -82,6 +82,7 @@ class LLM:
         scheduling_policy: "fcfs" or "priority".
         seed: start of the noise of requests without a seed of their own.
         device: "auto", "cpu" or "cuda".
+        quantization: "int8" makes 8-bit integers of the weights of a bfloat16 model, on CPU.
         attention_backend: None picks the fastest that works.
         linear_backend: "native" computes with raywire's own kernels, "torch" without them; "auto"
             with them where they can be had.
@@ -101,6 +102,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: DType = "auto",
+        quantization: Literal["int8"] | None = None,
         max_model_len: int | Literal["auto"] | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
@@ -129,6 +131,7 @@ class LLM:
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

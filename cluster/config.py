@@ -21,10 +21,12 @@ from engine.config import (
     ModelConfig,
     ParallelConfig,
     Policy,
+    Quantization,
     SchedulerConfig,
     WireConfig,
 )
 from engine.errors import ConfigError
+from workers.supported import SCRIPTED
 
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
@@ -54,6 +56,7 @@ class EngineOptions:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     dtype: DType = "auto"
+    quantization: Quantization | None = None
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -87,10 +90,24 @@ class EngineOptions:
             raise ConfigError(
                 f"--startup-timeout must be positive seconds, not {self.startup_timeout}"
             )
+        if self.quantization is not None:
+            self._check_quantization(self.quantization)
         # Each slice checks itself: a mistake shows before a port is bound or a model loaded.
         self.cache_config()
         self.scheduler_config()
         self.parallel_config(0)
+
+    def _check_quantization(self, wanted: Quantization) -> None:
+        """What is known before a model is: a worker knows the rest."""
+        conflicts = (("device", "cuda"), ("dtype", "float32"), ("dtype", "float16"))
+        for name, value in (*conflicts, ("linear_backend", "torch")):
+            if getattr(self, name) == value:
+                raise ConfigError(
+                    f"--quantization {wanted} is for bfloat16 on CPU, by raywire's own kernels; not"
+                    f" with --{name.replace('_', '-')} {value}"
+                )
+        if self.model.partition(":")[0] == SCRIPTED:
+            raise ConfigError(f"--quantization {wanted}: the scripted model has no weights")
 
     def cache_config(self) -> CacheConfig:
         return CacheConfig(
@@ -163,6 +180,7 @@ class EngineOptions:
             path=str(model.path),
             model_type=model.model_type,
             dtype=self.dtype,
+            quantization=self.quantization,
             max_model_len=self.max_model_len,
             seed=self.seed,
         )

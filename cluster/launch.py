@@ -143,7 +143,8 @@ class _Server:
         keys = [each.public_key for each in wires if each.public_key is not None]
         coordinator = self._engines.start_coordinator(binder, keys, deadline)
         # On this node all run the same files.
-        expected = None if reach.host is None else fingerprint.take(model.path)
+        quantization = self._config.engine.quantization
+        expected = None if reach.host is None else fingerprint.take(model.path, quantization)
         self.front.begin(model.path, coordinator, deadline, expected)
         self._engines.start(model, wire_config(wires, coordinator), self.front.allow, deadline)
         self._engines.watch()

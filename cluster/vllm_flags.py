@@ -17,7 +17,6 @@ _ADVICE = {
     "--gpu-memory-utilization": "does not exist; --kv-cache-memory-bytes says what the KV cache may"
     " take (unless given, 90% of the memory that is free after loading)",
     "--max-logprobs": "does not exist; requests may ask for 20",
-    "--quantization": "does not exist; weights are float32, bfloat16, float16 or a .gguf file",
     "--revision": "does not exist yet; download that revision and give its folder",
     "--swap-space": "does not exist: what is preempted is computed again",
     "--tokenizer": "does not exist; the tokenizer comes from the model's folder",

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
 LinearBackendName = Literal["auto", "native", "torch"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class ModelConfig:
 
     dtype: DType = "auto"
     """Arithmetic and weights; "auto" is what config.json says."""
+
+    quantization: Quantization | None = None
+    """Of weights that are bfloat16, while they are loaded; on CPU."""
 
     max_model_len: int | Literal["auto"] | None = None
     """Longest prompt plus output, in tokens. "auto": as much of the model's own as the KV cache

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from engine.config import Quantization
 from engine.wire import PROTOCOL_VERSION, Fingerprint
 
 OUR_PACKAGES = ("api", "cluster", "engine", "workers")
-CODE_SUFFIXES = (".py", ".cpp")
+CODE_SUFFIXES = (".py", ".cpp", ".h")
 
 OTHER_PACKAGES = (
     "jinja2",
@@ -40,14 +41,14 @@ TOKENIZER_FILES = (
 )
 
 
-def take(model_folder: str | Path) -> Fingerprint:
+def take(model_folder: str | Path, quantization: Quantization | None = None) -> Fingerprint:
     """Return the fingerprint of this process, serving the model in that folder."""
     folder = Path(model_folder)
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         code=_hash_files(Path(__file__).parent.parent, _code_files()),
         packages=dict(_package_versions()),
-        model=_hash_model(folder),
+        model=_hash_model(folder, quantization),
         tokenizer=_hash_files(folder, (folder / name for name in TOKENIZER_FILES)),
     )
 
@@ -82,8 +83,8 @@ def _package_versions() -> Iterator[tuple[str, str]]:
             yield name, "absent"
 
 
-def _hash_model(folder: Path) -> str:
-    digest = hashlib.sha256()
+def _hash_model(folder: Path, quantization: Quantization | None) -> str:
+    digest = hashlib.sha256((quantization or "").encode())
     config = folder / "config.json"
     if config.is_file():
         digest.update(config.read_bytes())

@@ -201,7 +201,7 @@ class EngineProcess:
             dtype=core.dtype,
             vocab_size=core.vocab_size,
             max_num_seqs=self._config.scheduler.max_num_seqs,
-            fingerprint=fingerprint.take(self._config.model.path),
+            fingerprint=fingerprint.take(self._config.model.path, self._config.model.quantization),
             load_s=time.monotonic() - self._began,
             imports_s=slowest.imports_s,
             weights_s=slowest.load_s - slowest.imports_s - slowest.kernels_s,

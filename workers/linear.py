@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from engine.config import LinearBackendName
+from engine.config import LinearBackendName, Quantization
 from engine.errors import ConfigError
 from workers import native
 from workers.native import ACTIVATIONS, Kernels
 
 logger = logging.getLogger(__name__)
-
-_NATIVE = "--linear-backend native"
 
 BLOCK = 16
 """Outputs that are packed together."""
@@ -32,7 +30,7 @@ class PackedLinear(nn.Module):
 
     Args:
         kernels: that read it.
-        weight: packed `[outputs, inputs]`, outputs filled up to whole blocks.
+        weight: packed bfloat16 `[outputs, inputs]`, outputs filled up to whole blocks.
         bias: as long as the weight, or None.
         num_outputs: without the filling.
         out_dtype: of the result: bfloat16 or float32.
@@ -61,6 +59,10 @@ class PackedLinear(nn.Module):
         out = torch.empty((*x.shape[:-1], self.out_features), dtype=self.out_dtype)
         self._kernels.linear(x.contiguous(), self.packed, self.packed_bias, out, self.activation)
         return out
+
+    def quantize(self) -> None:
+        """Make the weight 8-bit integers, which take little more than half of its memory."""
+        self.packed = self._kernels.pack_int8(self.packed)
 
 
 class PackedEmbedding(nn.Module):
@@ -95,12 +97,16 @@ class LinearBackend(Protocol):
 
 
 class NativeLinear:
-    """See `LinearBackend`. Our kernels; bfloat16 on CPU."""
+    """See `LinearBackend`. Our kernels; bfloat16 on CPU.
 
-    name = "native"
+    Args:
+        kernels: that compute.
+        quantization: of the weights, once `patcher` is done with them.
+    """
 
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: Kernels, quantization: Quantization | None = None) -> None:
+        self.kernels, self.quantization = kernels, quantization
+        self.name = "native" if quantization is None else f"native-{quantization}"
 
     def pack(
         self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype = torch.bfloat16
@@ -137,6 +143,7 @@ def choose(
     cache_dir: str | None,
     num_threads: int,
     wanted: LinearBackendName = "auto",
+    quantization: Quantization | None = None,
 ) -> NativeLinear | None:
     """Return the back end for a model's linear layers; None leaves them, and all else that our
     kernels do, to torch.
@@ -147,23 +154,26 @@ def choose(
         cache_dir: where kernels are built; None builds none.
         num_threads: that share the work.
         wanted: `--linear-backend`.
+        quantization: `--quantization`, which only our kernels have.
 
     Raises:
-        ConfigError: "native" is wanted, and cannot be had.
+        ConfigError: "native" or a quantization is wanted, and cannot be had.
     """
+    flag = "--linear-backend native" if wanted == "native" else None
+    flag = flag if quantization is None else f"--quantization {quantization}"
     if wanted == "torch":
+        if quantization is not None:
+            raise ConfigError(f"{flag} is done by raywire's kernels, not by --linear-backend torch")
         return None
     if device.type != "cpu" or dtype != torch.bfloat16 or cache_dir is None:
-        if wanted == "native":
-            raise ConfigError(f"{_NATIVE} is for bfloat16 on CPU; this is {dtype} on {device.type}")
+        if flag is not None:
+            raise ConfigError(f"{flag} is for bfloat16 on CPU; this is {dtype} on {device.type}")
         return None
     try:
-        kernels = (native.require if wanted == "native" else native.load)(
-            Path(cache_dir), num_threads
-        )
+        kernels = (native.load if flag is None else native.require)(Path(cache_dir), num_threads)
     except ConfigError as error:
-        raise ConfigError(f"{_NATIVE}: no kernels: {error}") from error
+        raise ConfigError(f"{flag}: no kernels: {error}") from error
     if kernels is None:
         return None
     logger.info("linear layers packed arithmetic=%s threads=%d", kernels.arithmetic, num_threads)
-    return NativeLinear(kernels)
+    return NativeLinear(kernels, quantization)

@@ -170,7 +170,7 @@ class Worker:
         # for.
         began = time.monotonic()
         with lean_imports():
-            from workers import linear, loader, patcher
+            from workers import linear, loader, patcher, quantization
             from workers.attention import native
             from workers.attention.select import select_backend
             from workers.causal_lm import CausalLM
@@ -190,12 +190,16 @@ class Worker:
         packed = linear.choose(
             *(loaded.dtype, self._device, settings.executor.kernel_cache_dir),
             *(torch.get_num_threads(), settings.executor.linear_backend),
+            settings.model.quantization,
         )
         if packed is not None:
             patcher.patch(loaded.model, packed)
             self._kernels = packed.kernels
             if settings.executor.attention_backend is None and native.can_attend(loaded.config):
                 backend = native.NativeAttention(packed.kernels)
+        weight_bytes = loaded.weight_bytes
+        if settings.model.quantization is not None:
+            weight_bytes = quantization.weight_bytes(loaded.model)
         kernels_s = time.monotonic() - began
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
         max_len = int(loaded.config.max_position_embeddings)
@@ -208,7 +212,7 @@ class Worker:
             kv_budget_bytes=self._kv_budget_bytes(max_len),
             block_size=self._block_size,
             has_free_core=self._has_free_core(),
-            weight_bytes=loaded.weight_bytes,
+            weight_bytes=weight_bytes,
             description=f"device={self._device} attention={backend.name}"
             f" linear={packed.name if packed else 'torch'}"
             f" threads={torch.get_num_threads()} layers={len(model.layers)}",

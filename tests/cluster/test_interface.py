@@ -19,9 +19,10 @@ _OF_A_SERVER = """
     --max-num-batched-tokens --max-num-seqs
     --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching
-    --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --ray-address
-    --reasoning-parser --scheduling-policy --seed --served-model-name --shutdown-timeout
-    --startup-timeout --tensor-parallel-size --tool-call-parser --wire-port-range -dp -pp -tp
+    --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --quantization
+    --ray-address --reasoning-parser --scheduling-policy --seed --served-model-name
+    --shutdown-timeout --startup-timeout --tensor-parallel-size --tool-call-parser
+    --wire-port-range -dp -pp -tp
 """
 
 _NOT_OF_A_BATCH = """
@@ -33,7 +34,7 @@ _OF_AN_LLM = """
     --async-scheduling --attention-backend --block-size --device --dtype --enable-chunked-prefill
     --enable-prefix-caching --kv-cache-memory-bytes --linear-backend --log-level --max-model-len
     --max-num-batched-tokens --max-num-seqs --no-async-scheduling --no-enable-chunked-prefill
-    --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size
+    --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size --quantization
     --scheduling-policy --seed --startup-timeout --tensor-parallel-size -pp -tp
 """
 _OF_A_BENCH = {

@@ -10,6 +10,7 @@ from engine.config import (
     LinearBackendName,
     ModelConfig,
     ParallelConfig,
+    Quantization,
     WireConfig,
 )
 from engine.step import KVCacheSpec
@@ -32,11 +33,17 @@ def worker_config(
     num_local_engines: int = 1,
     kernel_cache_dir: str | None = None,
     linear_backend: LinearBackendName = "auto",
+    quantization: Quantization | None = None,
 ) -> EngineConfig:
     """Return the settings of an engine on this model, with one thread per worker."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     return EngineConfig(
-        model=ModelConfig(path=str(folder), model_type=model_type, dtype=dtype),  # type: ignore[arg-type]
+        model=ModelConfig(
+            path=str(folder),
+            model_type=model_type,
+            dtype=dtype,  # type: ignore[arg-type]
+            quantization=quantization,
+        ),
         wire=WireConfig(request_addresses=(), output_addresses=()),
         cache=CacheConfig(kv_cache_memory_bytes=kv_cache_memory_bytes),
         parallel=ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp),

@@ -36,6 +36,7 @@ from workers.patcher.norm import replace_norm
 from workers.patcher.parts import exchange
 from workers.patcher.probe import PROBE_ERRORS, Differs, agree
 from workers.patcher.single_layers import pack_linear, patch_tied_embedding
+from workers.quantization import quantize
 
 __all__ = ["FusedAttention", "FusedBackbone", "FusedLayer", "GatedMLP", "agree", "patch"]
 
@@ -45,7 +46,11 @@ logger = logging.getLogger(__name__)
 @torch.inference_mode()
 def patch(model: Any, backend: NativeLinear) -> None:
     """Replace what can be replaced in a loaded model, in place. Weights are used up as they are
-    packed: the model needs no more memory afterwards."""
+    packed: the model needs no more memory afterwards.
+
+    Raises:
+        ConfigError: weights are to be quantized, and there are none that can be.
+    """
     done: Counter[str] = Counter()
     _apply(_RULES, model, backend, done)
     done["tied embedding"] += patch_tied_embedding(model, backend)
@@ -53,6 +58,8 @@ def patch(model: Any, backend: NativeLinear) -> None:
         if type(module) is nn.Linear and (packed := pack_linear(name, module, backend)) is not None:
             exchange(model, name, packed)
             done["linear"] += 1
+    if backend.quantization is not None:
+        done["int8"] += quantize(model)
     _apply({"backbone": replace_backbone}, model, backend, done)
     _return_freed_memory()
     logger.info("modules replaced %s", " ".join(f"{k.replace(' ', '_')}={done[k]}" for k in done))
