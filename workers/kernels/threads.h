@@ -14,7 +14,8 @@
 //
 // A helper that finds nothing to do looks for a while, then sleeps, and to wake it takes longer than
 // most jobs do. While somebody holds an `Awake`, it lets others run instead, if there are any, and
-// looks again. What one thread writes while another looks lies in cache lines apart.
+// looks again, for as long as the work of a single thread between two jobs may take. What one thread
+// writes while another looks lies in cache lines apart.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,8 @@ class Pool {
 
   private:
     static constexpr uint64_t CLOSED = 0xffffffff;
-    static constexpr int SPINS = 2000;  // some tens of microseconds: the time between two jobs
+    static constexpr int SPINS = 2000;   // some tens of microseconds: the time between two jobs
+    static constexpr int YIELDS = 1000;  // some hundreds, if nobody else wants to run
 
     static void pause() {
 #if defined(__x86_64__)
@@ -88,7 +90,7 @@ class Pool {
                 for (int spins = 0; bell_.load() == heard; ++spins) {
                     if (spins < SPINS)
                         pause();
-                    else if (num_awake_.load() > 0)
+                    else if (num_awake_.load() > 0 && spins < SPINS + YIELDS)
                         std::this_thread::yield();
                     else
                         bell_.wait(heard);
