@@ -8,6 +8,7 @@ The engine core decides who holds which block; here is only memory.
 """
 
 import math
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,10 +62,11 @@ def allocate(
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # numpy's zeros are pages that the kernel hands out when they are first written: the cache of an
-    # idle server occupies nothing, and is there at once.
-    num_bytes = math.prod(size) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(size)
+    # Pages that the kernel hands out when they are first written: the cache of an idle server
+    # occupies nothing, and is there at once. Not by malloc, whose zeros may be pages that were used
+    # before and have to be cleared, hundreds of MiB of them.
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    return torch.from_numpy(np.frombuffer(pages, np.uint8)).view(dtype).view(size)
 
 
 def write(kv: LayerKV, key_TKD: Tensor, value_TKD: Tensor, slot_mapping: Tensor) -> None:
