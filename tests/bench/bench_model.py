@@ -1,6 +1,8 @@
-"""One worker's steps without engine, wires or scheduler: decode and prefill, kernels against torch.
+"""One worker's steps without engine, wires or scheduler: decode and prefill, kernels against torch,
+or 8-bit integers against bfloat16.
 
-    python -m tests.bench.bench_model [--model demo] [--threads 2] [--rounds 5]
+    python -m tests.bench.bench_model [--compare kernels,torch] [--threads 2] [--rounds 5]
+    python -m tests.bench.bench_model --compare int8,kernels
 
 Both variants are loaded once and take turns, so that a crowd on the machine hits them alike. Wall
 time is what a user sees; the processor time of all threads is what to read when others are at work
@@ -22,6 +24,7 @@ import click
 from cluster import environment
 from cluster.bench import machine
 from cluster.model_source import resolve
+from engine.config import Quantization
 from engine.step import KVCacheSpec
 from tests.helpers.worker_settings import worker_config
 from workers import resources
@@ -46,7 +49,9 @@ class Took:
 @click.option("--threads", default=resources.available_cores(), show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=5, show_default=True, help="Decode steps in a round.")
-@click.option("--without-torch", is_flag=True, help="Only the kernels.")
+@click.option(
+    "--compare", default="kernels,torch", show_default=True, help="Of kernels, torch, int8."
+)
 def main(
     model: str,
     batches: str,
@@ -54,11 +59,12 @@ def main(
     threads: int,
     rounds: int,
     steps: int,
-    without_torch: bool,
+    compare: str,
 ) -> None:
     cache_dir = environment.read(os.environ).cache_dir
     folder = resolve(model, cache_dir=cache_dir)
-    variants = {"kernels": str(cache_dir)} | ({} if without_torch else {"torch": None})
+    kernels_of: dict[str, str | None] = {"torch": None}
+    quantizations: dict[str, Quantization | None] = {"int8": "int8"}
     spec = KVCacheSpec(
         num_blocks=1500,
         block_size=BLOCK_SIZE,
@@ -67,7 +73,11 @@ def main(
         max_num_batched_tokens=4096,
     )
     drivers = {
-        name: make_driver(folder, threads, kernels, spec) for name, kernels in variants.items()
+        name: make_driver(
+            *(folder, threads, kernels_of.get(name, str(cache_dir)), spec),
+            quantization=quantizations.get(name),
+        )
+        for name in compare.split(",")
     }
     rows: dict[str, dict[str, Took]] = {}
     with machine.watch() as load:
@@ -90,7 +100,7 @@ def _line(label: str, found: dict[str, Took]) -> str:
         cells.append(f"{name} wall {statistics.median(took.wall):8.1f} ({min(took.wall):.1f})")
         cells.append(f"cpu {statistics.median(took.cpu):8.1f} ({min(took.cpu):.1f})")
     if len(found) == 2:
-        ours, theirs = found["kernels"], found["torch"]
+        ours, theirs = found.values()
         cells.append(
             f"ratio wall {statistics.median(theirs.wall) / statistics.median(ours.wall):.2f}"
         )
@@ -108,9 +118,15 @@ def _cases(batches: str, prompts: str, steps: int) -> Iterator[tuple[str, Measur
         yield f"prefill {length}", partial(_prefill, length=length)
 
 
-def make_driver(folder: Path, threads: int, kernel_cache_dir: str | None, spec: KVCacheSpec) -> Any:
+def make_driver(
+    folder: Path,
+    threads: int,
+    kernel_cache_dir: str | None,
+    spec: KVCacheSpec,
+    quantization: Quantization | None = None,
+) -> Any:
     """A worker in this process, with its model loaded, and who writes its plans."""
-    config = worker_config(folder)
+    config = worker_config(folder, quantization=quantization)
     executor = replace(config.executor, num_threads=threads, kernel_cache_dir=kernel_cache_dir)
     config = replace(config, executor=executor)
     resources.prepare_environment(config)

@@ -186,3 +186,24 @@ def test_a_number_of_ranks_per_node_makes_the_placement_strict() -> None:
     assert ServeConfig(engine=engine).strategy == "pack"
     assert ServeConfig(engine=engine, data_parallel_size_local=1).strategy == "strict"
     assert ServeConfig(engine=engine, data_parallel_placement="spread").strategy == "spread"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"device": "cuda"}, {"dtype": "float32"}, {"dtype": "float16"}, {"linear_backend": "torch"}],
+)
+def test_a_quantization_that_cannot_be_had_is_refused(settings: dict[str, Any]) -> None:
+    """Before anything starts, with the flag that it does not go with."""
+    ((name, value),) = settings.items()
+    with pytest.raises(
+        ConfigError, match=f"^--quantization int8 .*--{name.replace('_', '-')} {value}$"
+    ):
+        EngineOptions(model="m", quantization="int8", **settings)
+    assert EngineOptions(model="m", quantization="int8").quantization == "int8"
+
+
+def test_the_scripted_model_has_no_weights_to_quantize() -> None:
+    """Nor has a script of one's own."""
+    for model in ("scripted", "scripted:mine.json"):
+        with pytest.raises(ConfigError, match=r"^--quantization int8: the scripted model has no"):
+            EngineOptions(model=model, quantization="int8")

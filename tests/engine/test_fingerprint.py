@@ -100,3 +100,10 @@ def test_it_is_cheap_and_imports_no_package_to_learn_its_version(folder: Path) -
         fingerprint.take(folder)
         took_s.append(time.thread_time() - began)
     assert min(took_s) < 0.05
+
+
+def test_quantized_weights_are_another_model(folder: Path) -> None:
+    """Ranks that answer from integers do not answer as others do."""
+    plain, int8 = fingerprint.take(folder), fingerprint.take(folder, "int8")
+    (found,) = fingerprint.differences(plain, int8)
+    assert found.startswith("model ")
