@@ -1,9 +1,12 @@
 """Blocks have equal hashes only if all that their KV depends on is equal."""
 
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
+import pytest
 
+from engine import block_hash
 from engine.block_hash import hash_full_blocks, root_hash
 from engine.wire import LoRARequest, MultiModalFeature
 
@@ -60,6 +63,20 @@ def test_an_image_changes_the_blocks_it_reaches_and_those_after() -> None:
     assert plain[0] == cat[0] == dog[0]  # before the image
     assert len({*plain[1:], *cat[1:], *dog[1:], *with_image("cat", 4)[1:]}) == 12
     assert with_image("cat") == cat
+
+
+def test_a_block_costs_one_hash_of_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of all tokens before it again: a long prompt is hashed in linear time."""
+    hashed: list[int] = []
+
+    def counting_sha256(content: bytes) -> Any:
+        hashed.append(len(content))
+        return sha256(content)
+
+    root = root_hash()
+    monkeypatch.setattr(block_hash, "sha256", counting_sha256)
+    assert len(hashes([*range(1000)], block_size=16, root=root)) == 62
+    assert hashed == [32 + 16 * 4] * 62
 
 
 def test_no_image_can_be_told_as_tokens() -> None:
