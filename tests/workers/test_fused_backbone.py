@@ -27,6 +27,7 @@ from workers.attention.native import NativeAttention
 from workers.attention.reference import ReferenceAttention
 from workers.forward_context import BatchLayout, ForwardContext, forward_context
 from workers.kv_cache import LayerKV
+from workers.linear import NativeLinear
 from workers.parallel import Place
 from workers.patcher import FusedBackbone
 from workers.pipeline_parallel import keep_stage
@@ -173,6 +174,20 @@ def test_layers_in_one_call_give_the_same_bits(
     backbone = patched(architecture).base_model
     assert isinstance(backbone, FusedBackbone)
     batch = Batch(requests)
+    assert_same(batch.run(backbone), batch.run(backbone.original))
+
+
+@pytest.mark.parametrize("requests", [MIXED, DECODES], ids=["mixed", "one"])
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2"])
+def test_quantized_layers_give_the_same_bits_too(
+    architecture: str, requests: list[tuple[int, int]]
+) -> None:
+    """With the embedding that shares its weight, and biases."""
+    model = model_of(architecture)
+    patcher.patch(model, NativeLinear(backend().kernels, "int8"))
+    backbone, batch = model.base_model, Batch(requests)
+    assert isinstance(backbone, FusedBackbone)
+    assert backbone.original.layers[0].self_attn.qkv_proj.packed.dtype == torch.int8
     assert_same(batch.run(backbone), batch.run(backbone.original))
 
 
