@@ -98,6 +98,7 @@ class MultiprocExecutor:
         self._encoder = Encoder()
         self._decoder = rpc.reply_decoder()
         self._warned_s = -math.inf
+        self._replied_s = -math.inf
         self._failure: Exception | None = None
         self._failure_lock = threading.Lock()
         self._is_closing = threading.Event()
@@ -274,6 +275,7 @@ class MultiprocExecutor:
                     failures[rank] = reply
                 else:
                     self._pending.accept(rank, reply)
+                    self._replied_s = time.monotonic()
         return failures
 
     def _next_reply(self, worker: WorkerHandle) -> rpc.Reply | None:
@@ -289,10 +291,14 @@ class MultiprocExecutor:
         """Warn about the call that the workers are at, and give up when its time is over."""
         call, now_s = self._pending.oldest(), time.monotonic()
         interval_s = self._config.executor.ring_warning_interval_s
-        if call is None or now_s - call.sent_s < min(interval_s, call.timeout_s):
+        if call is None:
             return
-        facts = f"{call.label} has no reply in {now_s - call.sent_s:.0f} s: {self._waits_for(call)}"
-        if now_s - call.sent_s >= call.timeout_s:
+        # A call that was sent while another one ran begins when that has ended.
+        waited_s = now_s - max(call.sent_s, self._replied_s)
+        if waited_s < min(interval_s, call.timeout_s):
+            return
+        facts = f"{call.label} has no reply in {waited_s:.0f} s: {self._waits_for(call)}"
+        if waited_s >= call.timeout_s:
             self._fail(ExecutorError(facts))
         elif now_s - self._warned_s >= interval_s:  # not for each of the steps in flight
             self._warned_s = now_s

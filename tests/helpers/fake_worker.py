@@ -17,6 +17,8 @@ from engine.config import EngineConfig, ExecutorConfig, ModelConfig, ParallelCon
 from engine.errors import ConfigError
 from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
 
+DAWDLE_S = 1.0
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -24,7 +26,7 @@ class Fault:
 
     rank: int
     method: str
-    what: Literal["raise", "config", "kill", "hang", "exit", "stop"]
+    what: Literal["raise", "config", "kill", "hang", "dawdle", "exit", "stop"]
     step: int = 0
 
 
@@ -116,6 +118,8 @@ class FakeWorker:
                     os._exit(3)
                 case "hang":
                     time.sleep(1000)
+                case "dawdle":
+                    time.sleep(DAWDLE_S)
 
 
 def make_config(

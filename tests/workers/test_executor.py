@@ -27,7 +27,7 @@ from engine.errors import ConfigError, ExecutorError, RequestFailedError
 from engine.sampling_params import SamplingParams
 from engine.step import KVCacheSpec, NewRequest, SchedulerOutput
 from tests.helpers import ring_processes
-from tests.helpers.fake_worker import FakeWorkers, Fault, make_config, make_plan
+from tests.helpers.fake_worker import DAWDLE_S, FakeWorkers, Fault, make_config, make_plan
 from workers import shared_memory
 from workers.executor import MultiprocExecutor
 
@@ -301,6 +301,14 @@ def test_step_without_a_reply_in_time_has_failed(
         assert f"due from worker DP0_PP0_TP1 pid={pids[1]}" in caught.value.cause
         assert caught.value.cause.endswith(f"not read by worker DP0_PP0_TP1 pid={pids[1]}")
     assert len(first_causes(caplog)) == 1
+
+
+def test_a_step_that_was_sent_early_is_not_late(folder: Path) -> None:
+    """Its time begins when the step before it has ended."""
+    faults = [Fault(0, "execute_model", "dawdle", step) for step in (1, 2)]
+    with start(folder, *faults, execute_timeout_s=1.6 * DAWDLE_S) as started:
+        futures = [started.executor.execute(make_plan(step)) for step in (1, 2)]
+        assert [future.result().step for future in futures] == [1, 2]
 
 
 def test_ring_that_stays_full_is_a_failure(folder: Path) -> None:
