@@ -28,7 +28,7 @@ from engine.sampling_params import SamplingParams
 from engine.step import KVCacheSpec, NewRequest, SchedulerOutput
 from tests.helpers import ring_processes
 from tests.helpers.fake_worker import DAWDLE_S, FakeWorkers, Fault, make_config, make_plan
-from workers import shared_memory
+from workers import executor, shared_memory
 from workers.executor import MultiprocExecutor
 
 MIB = 1 << 20
@@ -303,8 +303,11 @@ def test_step_without_a_reply_in_time_has_failed(
     assert len(first_causes(caplog)) == 1
 
 
-def test_a_step_that_was_sent_early_is_not_late(folder: Path) -> None:
+def test_a_step_that_was_sent_early_is_not_late(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its time begins when the step before it has ended."""
+    monkeypatch.setattr(executor, "_LOOK_UP_S", 0.05)
     faults = [Fault(0, "execute_model", "dawdle", step) for step in (1, 2)]
     with start(folder, *faults, execute_timeout_s=1.6 * DAWDLE_S) as started:
         futures = [started.executor.execute(make_plan(step)) for step in (1, 2)]
