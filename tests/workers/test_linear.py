@@ -178,7 +178,7 @@ def test_a_processor_without_fast_vectors_is_left_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line says so."""
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(native, "_processor", lambda: {"flags\t: fpu sse2 avx"})
     with caplog.at_level(logging.WARNING):
         assert native.load(tmp_path / "cache", 1) is None
