@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -239,6 +240,9 @@ class _Choice(msgspec.Struct):
         return bool(self.delta.content or self.delta.reasoning_content)
 
 
+_has_token = attrgetter("has_token")
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -325,7 +329,7 @@ class _Connection(asyncio.Protocol):
     def _on_event(self, event: _Event) -> None:
         if event.error is not None:
             self._answer.error = json.dumps(event.error)
-        if any(choice.has_token for choice in event.choices):
+        if any(map(_has_token, event.choices)):
             self._answer.event_s.append(self._now_s)
         if event.usage is not None:
             self._answer.num_prompt_tokens = event.usage.prompt_tokens
