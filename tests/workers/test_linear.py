@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,23 @@ def test_a_build_that_fails_is_not_kept(
     (record,) = caplog.records
     assert "not today" in record.message
     assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_build_is_told_in_one_line_and_only_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes some seconds of a start, once: whoever waits should know what for."""
+    backend()
+    (built,) = Path(cache_dir()).glob(f"kernels/{native._key()}/*.so")
+
+    def compile_nothing(command: list[str], **_: object) -> None:
+        shutil.copy(built, command[command.index("-o") + 1])
+
+    monkeypatch.setattr(subprocess, "run", compile_nothing)
+    with caplog.at_level(logging.INFO, "workers.native"):
+        assert native.load(tmp_path, 1) is not None
+        assert native.load(tmp_path, 1) is not None
+    assert [record.message.split("=")[0] for record in caplog.records] == ["kernels built compiler"]
 
 
 def test_a_build_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
