@@ -73,5 +73,5 @@ def _runs(axes: Mapping[str, Axis]) -> Iterator[str]:
         names = ", ".join(axis.title for axis in axes.values() if axis.run == run)
         yield f"{run.date}, `{run.command}`; {run.machine}; raywire {run.raywire}: {names}."
     if any(axis.others > BUSY_SHARE for axis in axes.values()):
-        yield "What has a \\* was taken while others had more than 5% of the cores."
+        yield "A \\* marks what was taken while others had over 5% of the cores."
     yield ""

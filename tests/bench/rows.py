@@ -44,6 +44,10 @@ class Row:
     peer: str = "vLLM"
     """Whom `theirs` are of."""
 
+    @property
+    def is_beside_vllm(self) -> bool:
+        return self.peer.startswith("vLLM")
+
 
 def _decode_rows() -> list[Row]:
     bars = {1: 1.15, 8: 1.5, 32: 1.4}
@@ -64,11 +68,11 @@ def _decode_rows() -> list[Row]:
 def _float32_rows() -> list[Row]:
     peer = "vLLM in float32"
     rows = [
-        Row(f"float32-decode-{size}", f"beside float32: decode step, batch {size}", "ms", peer=peer)
+        Row(f"float32-decode-{size}", f"vLLM in float32: decode, batch {size}", "ms", peer=peer)
         for size in (1, 8, 32)
     ]
     return rows + [
-        Row(f"float32-prefill-{length}", f"beside float32: prefill, {length:,}", "ms", peer=peer)
+        Row(f"float32-prefill-{length}", f"vLLM in float32: prefill, {length:,}", "ms", peer=peer)
         for length in (128, 1024)
     ]
 
@@ -121,7 +125,12 @@ def _process_rows() -> list[Row]:
 def _part_rows() -> list[Row]:
     return [
         Row("ring-1k", "ring round trip, 1 KiB, 2 readers, quiet", "µs", Bar(at_most=85)),
-        Row("ring-1k-busy", "the same beside 2 busy threads", "µs", Bar(at_most=60)),
+        Row(
+            "ring-1k-busy",
+            "ring round trip, 1 KiB, 2 readers, beside 2 busy threads",
+            "µs",
+            Bar(at_most=60),
+        ),
         Row("ring-12m", "ring round trip, 12 MiB, 1 reader", "ms", Bar(at_most=3.8)),
         Row("codec-1k", "wire 1 codec, request of 1k tokens", "µs", Bar(at_most=20)),
         Row("codec-100k", "wire 1 codec, request of 100k tokens", "µs", Bar(at_most=100)),

@@ -58,8 +58,8 @@ def _table(shown: Sequence[tuple[Row, Figure]], letters: Mapping[Run, str]) -> I
         [
             [
                 row.label,
-                _value(figure.theirs, row) + (f" ({row.peer})" if row.peer != "vLLM" else ""),
-                _value(figure.ours, row),
+                _value(figure.theirs, row) + ("" if row.is_beside_vllm else f" ({row.peer})"),
+                _value(figure.ours, row) + ("" if figure.theirs else _mark(figure)),
                 ratio(figure, row),
                 _bar(figure, row),
                 _limit(figure, row),
@@ -73,21 +73,31 @@ def _table(shown: Sequence[tuple[Row, Figure]], letters: Mapping[Run, str]) -> I
 def _value(samples: Sequence[float], row: Row) -> str:
     if not samples:
         return "–"
-    return f"{number(statistics.median(samples))} {row.unit}".rstrip()
+    middle = statistics.median(samples)
+    # Of idle processes, hundredths of a core would all be the same.
+    shown = f"{middle:.3f}" if row.unit == "cores" else number(middle)
+    return f"{shown} {row.unit}".rstrip()
+
+
+def _mark(figure: Figure) -> str:
+    return "\\*" if figure.is_spoiled else ""
 
 
 def ratio(figure: Figure, row: Row) -> str:
     """The median over the turns, in bold where ours is better, and least and most of them; a star
     where others had the machine."""
     ratios = figure.ratios(row.is_rate)
-    mark = "\\*" if figure.is_spoiled else ""
     if not ratios:
-        return mark
+        return ""
     middle = statistics.median(ratios)
-    text = f"**{middle:.2f}**" if middle > 1 else f"{middle:.2f}"
+    text = f"**{_times(middle)}**" if middle > 1 else _times(middle)
     if len(ratios) > 1:
-        text += f" ({min(ratios):.2f}–{max(ratios):.2f})"
-    return text + mark
+        text += f" ({_times(min(ratios))}–{_times(max(ratios))})"
+    return text + _mark(figure)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else number(value)
 
 
 def _bar(figure: Figure, row: Row) -> str:
@@ -117,21 +127,21 @@ def _verdicts(shown: Sequence[tuple[Row, Figure]]) -> Iterator[str]:
     compared = [
         (row, statistics.median(ratios))
         for row, figure in shown
-        if row.peer.startswith("vLLM") and (ratios := figure.ratios(row.is_rate))
+        if row.is_beside_vllm and (ratios := figure.ratios(row.is_rate))
     ]
     if compared:
         lost = [f"{row.label} ({middle:.2f})" for row, middle in compared if middle < 1]
         num_won = len(compared) - len(lost)
-        yield f"Of {len(compared)} rows beside vLLM, raywire is ahead in {num_won}."
-        yield f"**vLLM wins**: {'; '.join(lost)}." if lost else "vLLM wins none of them."
+        yield f"- Of {len(compared)} rows beside vLLM, raywire is ahead in {num_won}."
+        yield f"- **vLLM wins**: {'; '.join(lost)}." if lost else "- vLLM wins none of them."
     missed = [
         row.label
         for row, figure in shown
         if row.bar is not None and row.bar.is_met(figure, row.is_rate) is False
     ]
-    yield f"**Bars missed**: {'; '.join(missed)}." if missed else "No bar is missed."
+    yield f"- **Bars missed**: {'; '.join(missed)}." if missed else "- No bar is missed."
     if any(figure.is_spoiled for _, figure in shown):
-        yield "What has a \\* was taken while others had more than 5% of the cores: measure again."
+        yield "- A \\* marks what was taken while others had over 5% of the cores: measure again."
     yield ""
 
 

@@ -254,7 +254,7 @@ def test_new_figures_replace_the_old_ones_and_nothing_else(tmp_path: Path) -> No
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert text.count("idle CPU") == 2  # its row, and among the bars that are missed
-    assert "3.00 cores" in text
+    assert "3.000 cores" in text
 
 
 def test_the_document_has_a_place_for_the_figures() -> None:
