@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     Qwen2Config,
     Qwen3Config,
 )
@@ -264,6 +265,21 @@ def hook_attention_output(model: Any) -> None:
 
 def hook_layer(model: Any) -> None:
     model.model.layers[1].register_forward_hook(lambda _, __, found: 2 * found)
+
+
+def test_heads_that_are_rotated_in_part_are_left_to_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention is given cosines that are shorter than a head, which no probe of it alone shows."""
+    monkeypatch.setitem(
+        CONFIGS,
+        "nemotron",
+        lambda: NemotronConfig(num_hidden_layers=2, partial_rotary_factor=0.5, **COMMON),
+    )
+    model, batch = model_of("nemotron"), Batch(MIXED)
+    exact = batch.run(model.base_model, attention=ReferenceAttention())
+    patcher.patch(model, backend())
+    assert patcher.agree(batch.run(model.base_model)[0], exact[0])
 
 
 class TwiceTheLayer(nn.Module):

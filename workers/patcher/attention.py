@@ -76,7 +76,7 @@ class FusedAttention(nn.Module):
 def replace_attention(module: nn.Module, backend: NativeLinear) -> FusedAttention | None:
     projections = linear_parts(module, "q_proj", "k_proj", "v_proj", "o_proj")
     head_dim: int | None = getattr(module, "head_dim", None)
-    if head_dim is None or projections is None:
+    if head_dim is None or projections is None or _rotates_a_part(module):
         return None
     query, key, value, out = projections
     if head_dim % (2 * BLOCK) or query.in_features % 2 or has_hooks(query, key, value):
@@ -107,6 +107,15 @@ def replace_attention(module: nn.Module, backend: NativeLinear) -> FusedAttentio
         if not all(map(agree, probe.run(ours), theirs)):
             raise Differs
     return ours
+
+
+def _rotates_a_part(module: nn.Module) -> bool:
+    """Whether the backbone's rotary embedding covers a part of each head, as its configuration
+    says. The probe's covers all of it, so it would not tell."""
+    config = getattr(module, "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    of_kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return any(part.get("partial_rotary_factor", 1.0) != 1.0 for part in of_kinds)
 
 
 def _is_norm(norm: object, head_dim: int) -> bool:
