@@ -25,7 +25,7 @@ def curves(axes: Mapping[str, Axis]) -> str:
     ]
     said = "; ".join(worse)
     verdict = f"**Grows faster than it should**: {said}." if worse else "All grow as they should."
-    return "\n".join([BEGIN, verdict, "", *lines, *_runs(axes), END, ""])
+    return "\n".join([BEGIN, *([verdict, ""] if axes else []), *lines, *_runs(axes), END, ""])
 
 
 def exponent(places: Sequence[float], values: Sequence[float]) -> float:
