@@ -11,7 +11,9 @@ import logging
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -338,16 +340,19 @@ def require(cache_dir: Path, num_threads: int) -> Kernels:
 
 
 def _build(compiler: str, target: Path) -> None:
+    logger.info("building kernels for this processor, once; takes seconds")
     began = time.monotonic()
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
-    subprocess.run(
-        [compiler, *_FLAGS, _instructions(), "-shared", "-o", str(target), *sources],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-    )
+    sources = sorted(SOURCES.glob("*.cpp"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        objects = [Path(folder, source.name + ".o") for source in sources]
+        list(pool.map(lambda one, to: _run(compiler, "-c", "-o", to, one), sources, objects))
+        _run(compiler, "-shared", "-o", target, *objects)
     logger.info("kernels built compiler=%s seconds=%.1f", compiler, time.monotonic() - began)
+
+
+def _run(compiler: str, *arguments: str | Path) -> None:
+    command = [compiler, *_FLAGS, _instructions(), *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
 
 
 def _instructions() -> str:
