@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.built_kernels import KERNELS_FOR, backend
 
-TESTS = ("test_linear", "test_attention", "test_paged_attention")
+TESTS = ("test_linear", "test_int8", "test_attention", "test_paged_attention")
 
 
 @pytest.mark.slow
