@@ -13,8 +13,8 @@
 //
 // Why 63. AVX2 multiplies bytes without a sign by bytes with one, and adds the products in pairs to 16
 // bits, where they must fit: 2 · 255 · 63 = 32130 does, with weights up to 127 it would not. In return
-// three instructions do 32 products, where two of floats do 8. Without a sign means a + 128; what is
-// too much then is the same for every row:
+// two multiplications and an addition do 32 products; two multiply-adds of floats do 16. Without a
+// sign means a + 128; what is too much then is the same for every row:
 //
 //     Σ w · a = Σ w · (a + 128) - 128 · Σ w
 //
@@ -45,6 +45,7 @@ constexpr int SPAN = 64;                  // values of k that share a scale
 constexpr int DEPTH = 4;                  // values of k that lie together
 constexpr int64_t QUADS = DEPTH * BLOCK;  // bytes of W for as many
 constexpr int64_t HEADER = 2 * sizeof(bf16) * BLOCK;  // bytes of scales and sums
+constexpr int64_t INT8_AHEAD = 48 * QUADS;            // how far ahead weights are fetched, in bytes
 
 constexpr int64_t num_spans(int64_t num_inputs) { return (num_inputs + SPAN - 1) / SPAN; }
 constexpr int64_t num_quads(int64_t num_inputs) { return (num_inputs + DEPTH - 1) / DEPTH; }
@@ -104,7 +105,7 @@ inline void int8_tile(
         weight += HEADER;
         const int64_t count = num_quads(std::min<int64_t>(SPAN, num_inputs - k));
         for (int64_t q = 0; q < count; ++q, x += R, weight += QUADS) {
-            for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * block + AHEAD * int64_t(sizeof(bf16)));
+            for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * block + INT8_AHEAD);
             for (int r = 0; r < R; ++r)
                 for (int v = 0; v < V; ++v)
                     sums[r][v] = add_products(sums[r][v], Ints{} + x[r], part(v, DEPTH));

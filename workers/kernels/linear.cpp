@@ -186,8 +186,9 @@ void raywire_linear(
     const bf16* x, const void* weight, const bf16* bias, void* out, int64_t num_rows,
     int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
     int num_threads) {
-    Call call{nullptr,  static_cast<const char*>(weight), bias,          out, num_rows, num_outputs,
-              num_inputs, activation,                       is_float != 0};
+    const auto* bytes = static_cast<const char*>(weight);
+    Call call{nullptr,     bytes,      bias,       out,          num_rows,
+              num_outputs, num_inputs, activation, is_float != 0};
 #ifdef __AVX512BF16__
     if (arithmetic == DOT) return run<DOT>(call, x, num_threads);
 #endif
