@@ -36,6 +36,7 @@ def unconnected(place: Place) -> Parallel:
     """A rank that has not met the others."""
     parallel = Parallel.__new__(Parallel)
     parallel.place = place
+    parallel._tp_group = None
     return parallel
 
 

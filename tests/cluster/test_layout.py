@@ -186,7 +186,7 @@ def test_a_node_is_asked_for_cores_and_memory() -> None:
     assert (here.reserved_gpus, here.reserved_cpus) == (2, 1)
     assert here.vcpus_asked == 2 * (2 + 1 + 3)
     assert there.vcpus_asked == 2 * 3
-    assert there.memory_asked == (10 + 2 * 4) * 16 * MIB + 10 * 3 + 1 + 2 * (4 * 2 + 1)
+    assert there.memory_asked == (10 + 2 * 4) * 16 * MIB + 10 * 3 + 2 + 2 * (4 * 2 + 2)
 
 
 def test_the_nodes_of_a_layout_include_the_commands_own() -> None:

@@ -156,9 +156,12 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
             1.5,
             0.5,
             False,
+            0.25,
+            0.75,
         ),
-        "9e0001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174cb4004000000000000"
-        "cb3ff8000000000000cb3fe0000000000000c2",
+        "dc00100001cd10004010cd0400a7666c6f61743332cd03e8cd01009501a16380a16da174"
+        "cb4004000000000000cb3ff8000000000000cb3fe0000000000000c2"
+        "cb3fd0000000000000cb3fe8000000000000",
     ),
     (
         LOGPROBS,
