@@ -98,6 +98,8 @@ class RequestStream:
                 raise self._error.with_traceback(None)
             return None
         waiting, self._waiting = self._waiting, []
+        if self._error is not None:
+            self.wakeup.set()  # for the error, whose own call may have been answered with these
         output = waiting[0] if len(waiting) == 1 else merge(waiting)
         if output.finish_reason is not None:
             self.is_finished = True

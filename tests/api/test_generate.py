@@ -88,6 +88,20 @@ def test_death_right_after_a_change_of_state_reaches_the_reader(tokenizer: Token
     assert isinstance(error, EngineDeadError)
 
 
+def test_death_right_after_a_token_reaches_the_reader(tokenizer: Tokenizer) -> None:
+    """The token answers the reader's one call; the death behind it needs another."""
+    running = Running(tokenizer)
+
+    def die() -> None:
+        running.streams[0].push(output("a"), 1.0)
+        running.streams[0].fail(EngineDeadError(0, "killed"))
+
+    texts, error = running.read(die)
+
+    assert texts == [(0, "a")]
+    assert isinstance(error, EngineDeadError)
+
+
 def test_what_siblings_have_received_comes_before_the_error(tokenizer: Tokenizer) -> None:
     """The first of two has nothing waiting but its death."""
     running = Running(tokenizer, 2)
