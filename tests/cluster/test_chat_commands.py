@@ -124,11 +124,11 @@ def test_ctrl_c_at_the_prompt_drops_the_line() -> None:
     """As in a shell: nothing is sent, and the program goes on."""
     with serving(text_as_answer("yes")) as server:
         with on_terminal("complete", "--url", url(server)) as terminal:
-            terminal.wait_for("> ")
+            terminal.wait_for_prompt()
             terminal.press("half a line")
             terminal.wait_for("half a line")
             terminal.press(CTRL_C)
-            terminal.wait_for("> ")
+            terminal.wait_for_prompt()
             terminal.press("whole\r")
             terminal.wait_for("yes\n> ")
             terminal.press(CTRL_D)

@@ -6,10 +6,11 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
-from tests.helpers.server import ROOT
+from tests.helpers.server import ROOT, wait_for
 
 TIMEOUT_S = 30.0
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -46,6 +47,11 @@ class Terminal:
         while (found := self.screen.find(text, self._num_read)) < 0:
             assert self._read(deadline), f"no {text!r} on the terminal:\n{self.screen}"
         self._num_read = found + len(text)
+
+    def wait_for_prompt(self) -> None:
+        """Wait until a line can be edited. Before that a Ctrl-C counts from the next key on."""
+        self.wait_for("> ")
+        wait_for(lambda: not termios.tcgetattr(self._fd)[3] & termios.ECHO, "its keys are read")
 
     def wait(self) -> int:
         """Wait for the end of the command; its exit code."""
