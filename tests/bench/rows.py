@@ -116,7 +116,12 @@ def _process_rows() -> list[Row]:
         Row("start-tiny", "command to first token, tiny model", "s", Bar(at_most=8)),
         Row("memory-demo", "memory of all processes (PSS), Gemma", "GiB", Bar(at_most=1.8)),
         Row("memory-tiny", "memory of all processes (PSS), tiny model", "GiB", Bar(at_most=0.7)),
-        Row("waiting", "CPU of the engine core, 1 stream", "cores", Bar(at_most=0.03)),
+        Row(
+            "waiting",
+            "CPU of the engine core while it waits for a step",
+            "cores",
+            Bar(at_most=0.03),
+        ),
         Row("idle", "idle CPU, all processes", "cores", Bar(at_most=0.02)),
         Row("stop", "SIGTERM to the end", "s"),
     ]

@@ -73,6 +73,7 @@ def measure_server(
         _measure_idle(servers, recorder)
         for count in STREAMS:
             _measure_streams(servers, settings, count, recorder, say)
+        _measure_waiting(servers, settings, recorder)
         _measure_memory(servers, recorder, "memory-demo", say)
         weights = 2 * (work.layer_params + work.head_params)
         recorder.limit("memory-demo", Limit(weights / 2**30, "weights"))
@@ -190,15 +191,30 @@ def _measure_streams(
         num_requests = 3 if count == 1 else count
         lengths = _WARM_UP if is_warm_up else (settings.prompt_tokens, settings.output_tokens)
         items = random_items(num_requests, *lengths, ids, noise)
-        core_s = _core_cpu_s(server.tree)
         load = _ask(server.port, [completion_body(NAME, item) for item in items], count)
         found[f"http-{count}"] = load.output_tokens_per_s
         gaps_s = load.between_tokens_s or [0.0]  # where one event brought all
         found[f"between-{count}"] = percentile(gaps_s, 99) * 1e3
         found[f"first-{count}"] = statistics.median(load.first_token_s) * 1e3
-        if count == 1:
-            found["waiting"] = (_core_cpu_s(server.tree) - core_s) / load.wall_s
         say(f"{count} streams, {server.engine.name}: {load.output_tokens_per_s:.1f} tokens/s")
+
+    _take_turns(servers, settings, wave, recorder)
+
+
+def _measure_waiting(
+    servers: Sequence[Served], settings: ServerSettings, recorder: Recorder
+) -> None:
+    """What an engine core takes while its workers compute: prompts, as many tokens as steps hold,
+    so that there is hardly anything but waiting."""
+    ids = TokenRange(*token_range(str(settings.folder)))
+    noise = random.Random(0)
+
+    def wave(server: Served, found: dict[str, float], is_warm_up: bool) -> None:
+        num_requests = 1 if is_warm_up else max(STREAMS)
+        items = random_items(num_requests, settings.prompt_tokens, 1, ids, noise)
+        core_s = _core_cpu_s(server.tree)
+        load = _ask(server.port, [completion_body(NAME, item) for item in items], num_requests)
+        found["waiting"] = (_core_cpu_s(server.tree) - core_s) / load.wall_s
 
     _take_turns(servers, settings, wave, recorder)
 
