@@ -9,6 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from engine.errors import InvalidRequestError
+from engine.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -80,6 +81,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, no other token can be sampled."""
+
+    structured_output: StructuredOutput | None = None
+    """What the output must look like, as a whole."""
 
     def __post_init__(self) -> None:
         for value, (name, least, most) in zip(_bounded(self), _BOUNDS, strict=True):
