@@ -1,8 +1,10 @@
 """How the modules in `routes` offer their endpoints. Used by `app`."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,7 +13,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint."""
+    """One endpoint, and what `/openapi.json` says of it."""
 
     methods: tuple[str, ...]
     path: str
@@ -20,3 +22,21 @@ class Route:
     endpoint: Endpoint
     is_hot: bool = False
     """Called for every token or two of work: it goes past the framework (`app.FastLane`)."""
+
+    summary: str = ""
+    """What it does, in a few words."""
+
+    body: type[msgspec.Struct] | None = None
+    """Of its JSON body, where it takes one."""
+
+    raw_fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the fields hold that `body` leaves raw: a type, or a JSON schema as a dict."""
+
+    answer: Any = None
+    """Type of its JSON answer; a union where there are several. None: no JSON."""
+
+    event: Any = None
+    """Type of the events' data, where `stream: true` asks for a stream; a union of all kinds."""
+
+    media_type: str = "application/json"
+    """Of its answer."""
