@@ -8,9 +8,10 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, logprobs, prompts, sse
+from api import answer, body, logprobs, message_plan, prompts, sse
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
+from api.message_plan import MessagePlan
 from api.output_processor import OutputDelta
 from api.protocol import (
     KNOWN_IN_CHAT,
@@ -24,8 +25,7 @@ from api.protocol import (
     ChatLogprobs,
     ChatMessage,
 )
-from api.routes import chat_messages
-from api.routes.chat_messages import MessagePlan, MessageWriter
+from api.routes.chat_messages import MessageWriter
 from api.routing import Route
 from api.service import LoadedModel, Service
 from api.tools import request as tool_request
@@ -55,7 +55,7 @@ def _check(
     has_generation_prompt = chat.has_generation_prompt
     params = chat.generation_params()
     tools = tool_request.read(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    plan = chat_messages.plan(service.model.markup, tools, chat.include_reasoning)
+    plan = message_plan.make(service.model.markup, tools, chat.include_reasoning)
     answer_id = new_id("chatcmpl-")
 
     def prepare(model: LoadedModel) -> list[Prompt]:
@@ -122,7 +122,7 @@ class _ChatFormat:
         self._writers = (
             None
             if plan.is_plain
-            else plan.writers(len(self._waiting), is_thinking=prompt.is_thinking)
+            else [MessageWriter(plan, is_thinking=prompt.is_thinking) for _ in self._waiting]
         )
         is_plain = not (chat.return_token_ids or chat.logprobs or chat.has_running_usage)
         self._text_events = sse.TextEvents(self._text_chunk) if is_plain else None

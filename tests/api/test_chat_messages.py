@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from api import message_plan
 from api.markup import Markup
 from api.protocol import ChatDelta
 from api.reasoning import FAMILIES as THOUGHTS
-from api.routes import chat_messages
 from api.routes.chat_messages import MessageWriter
 from api.tools.request import ToolRequest
 from api.tools.select import MISTRAL
@@ -22,8 +22,8 @@ def tools(*, is_parallel: bool = True) -> ToolRequest:
 
 
 def writer(**options: bool) -> MessageWriter:
-    plan = chat_messages.plan(MARKUP, tools(**options), None)
-    return plan.writers(1, is_thinking=True)[0]
+    plan = message_plan.make(MARKUP, tools(**options), None)
+    return MessageWriter(plan, is_thinking=True)
 
 
 def as_json(deltas: list[ChatDelta]) -> list[dict[str, object]]:
@@ -79,9 +79,9 @@ def test_plan_holds_no_more_than_the_request_needs() -> None:
     """A request without tools keeps no markers of calls; a model without either is plain."""
     plain = Markup(None, None, NOTHING, NOTHING)
 
-    assert chat_messages.plan(plain, None, None).is_plain
-    assert not chat_messages.plan(MARKUP, None, None).is_plain
-    assert chat_messages.plan(MARKUP, None, None).kept_token_ids == {2}
-    assert chat_messages.plan(MARKUP, tools(), None).kept_token_ids == {1, 2}
+    assert message_plan.make(plain, None, None).is_plain
+    assert not message_plan.make(MARKUP, None, None).is_plain
+    assert message_plan.make(MARKUP, None, None).kept_token_ids == {2}
+    assert message_plan.make(MARKUP, tools(), None).kept_token_ids == {1, 2}
     with pytest.raises(UnsupportedFieldError, match="--tool-call-parser"):
-        chat_messages.plan(plain, tools(), None)
+        message_plan.make(plain, tools(), None)
