@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -9,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import answer, body, logprobs, message_plan, prompts, sse
+from api.conversation import Conversation
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
-from api.message_plan import MessagePlan
 from api.output_processor import OutputDelta
 from api.protocol import (
     KNOWN_IN_CHAT,
@@ -27,7 +28,7 @@ from api.protocol import (
 )
 from api.routes.chat_messages import MessageWriter
 from api.routing import Route
-from api.service import LoadedModel, Service
+from api.service import Service
 from api.tools import request as tool_request
 
 _DECODER = msgspec.json.Decoder(ChatBody)
@@ -51,51 +52,36 @@ def _check(
     service.check_model_name(chat.model)
     chat.check(service.config.max_n)
     answer.check_priority(chat.priority, service)
-    variables = prompts.template_variables(chat.chat_template_kwargs)
-    has_generation_prompt = chat.has_generation_prompt
     params = chat.generation_params()
     tools = tool_request.read(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    plan = message_plan.make(service.model.markup, tools, chat.include_reasoning)
-    answer_id = new_id("chatcmpl-")
-
-    def prepare(model: LoadedModel) -> list[Prompt]:
-        messages = prompts.read_messages(chat.messages)
-        text = model.template.render(
-            messages,
-            tools=tools.definitions if tools is not None else None,
-            add_generation_prompt=has_generation_prompt,
-            continue_final_message=bool(chat.continue_final_message),
-            variables=variables,
-        )
-        token_ids = model.inputs.encode(
-            text, add_special_tokens=bool(chat.add_special_tokens), param="messages"
-        )
-        requests = model.inputs.make_requests(
-            token_ids,
-            params,
-            request_id=answer_id,
-            priority=chat.priority or 0,
-            cache_salt=chat.cache_salt,
-            param="messages",
-        )
-        beginning = messages[-1].get("content") if chat.continue_final_message else None
-        return [Prompt(token_ids, requests, is_thinking=plan.is_thinking(text, beginning))]
+    conversation = Conversation(
+        read_messages=partial(prompts.read_messages, chat.messages),
+        plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
+        params=params,
+        answer_id=new_id("chatcmpl-"),
+        variables=prompts.template_variables(chat.chat_template_kwargs),
+        add_generation_prompt=chat.has_generation_prompt,
+        continue_final_message=bool(chat.continue_final_message),
+        add_special_tokens=bool(chat.add_special_tokens),
+        priority=chat.priority or 0,
+        cache_salt=chat.cache_salt,
+    )
 
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = chat.model or service.config.served_model_names[0]
-        return _ChatFormat(answer_id, name, chat, generation, prompts_[0], plan)
+        return _ChatFormat(conversation, name, chat, generation, prompts_[0])
 
     return answer.Job(
         chat,
         params,
-        prepare,
+        conversation.prepare,
         make_format,
         headers,
         arrived_at,
         num_bytes,
         num_sequences=chat.num_choices,
         render_s=service.model.template.short_render_s,
-        kept_token_ids=plan.kept_token_ids,
+        kept_token_ids=conversation.plan.kept_token_ids,
     )
 
 
@@ -104,14 +90,14 @@ class _ChatFormat:
 
     def __init__(
         self,
-        answer_id: str,
+        conversation: Conversation,
         model: str,
         chat: ChatBody,
         generation: Generation,
         prompt: Prompt,
-        plan: MessagePlan,
     ) -> None:
-        self._id = answer_id
+        plan = conversation.plan
+        self._id = conversation.answer_id
         self._model = model
         self._created = answer.now()
         self._chat = chat

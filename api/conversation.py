@@ -1,0 +1,68 @@
+"""From a conversation to the prompt that its answer follows. What all routes that take messages
+share; each reads its own request into a `Conversation` and makes its own JSON of the answer.
+
+    messages, tools -> chat template -> text -> token ids -> engine requests
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.generate import Prompt
+from api.message_plan import MessagePlan
+from api.sampling import SamplingParams
+from api.service import LoadedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What was said, and how the model is to go on."""
+
+    read_messages: Callable[[], list[dict[str, Any]]]
+    """Decodes and checks what was said, into what the chat template reads. Called by `prepare`:
+    long conversations take milliseconds."""
+
+    plan: MessagePlan
+    """With the tools that the model is shown."""
+
+    params: SamplingParams
+    answer_id: str
+    variables: dict[str, Any] = field(default_factory=dict)
+    """What else the template reads."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    priority: int = 0
+    cache_salt: str | None = None
+    param: str = "messages"
+    """What clients call the field that holds what was said, for errors."""
+
+    def prepare(self, model: LoadedModel) -> list[Prompt]:
+        """Render and tokenize: the `prepare` of an `answer.Job`.
+
+        Raises:
+            RequestError: a message is malformed, the template refuses them, or they are too long.
+        """
+        messages = self.read_messages()
+        tools = self.plan.tools
+        text = model.template.render(
+            messages,
+            tools=tools.definitions if tools is not None else None,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.variables,
+        )
+        token_ids = model.inputs.encode(
+            text, add_special_tokens=self.add_special_tokens, param=self.param
+        )
+        requests = model.inputs.make_requests(
+            token_ids,
+            self.params,
+            request_id=self.answer_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            param=self.param,
+        )
+        beginning = messages[-1].get("content") if self.continue_final_message else None
+        return [Prompt(token_ids, requests, is_thinking=self.plan.is_thinking(text, beginning))]
