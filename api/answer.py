@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from api import client_watch, route_headers
 from api.client_watch import ClientWatch
+from api.errors import Failure
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
-from api.protocol import GenerationBody
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
 from api.sse import EventStream
@@ -64,7 +64,11 @@ class Format(Protocol):
         """The events for what is new; empty where nothing can be shown yet."""
 
     def last_chunks(self) -> bytes:
-        """The events after the last choice has ended: the usage, if asked for."""
+        """The events after the last choice has ended: the usage, if asked for, and the mark of a
+        stream that is whole."""
+
+    def failed(self, failure: Failure) -> bytes:
+        """The events that end a stream in which something has failed."""
 
     def whole(self, parts: Sequence[Part]) -> msgspec.Struct:
         """The answer that is not streamed; one part for each choice."""
@@ -74,7 +78,7 @@ class Format(Protocol):
 class Job:
     """A request that has passed all checks that need no tokens."""
 
-    body: GenerationBody
+    is_streamed: bool
     params: SamplingParams
     prepare: Callable[[LoadedModel], list[Prompt]]
     """Renders and tokenizes. Runs in a thread if it may take long."""
@@ -123,7 +127,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         await generation.launch(service, prompts, processors, job.arrived_at, wish)
         headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
         form = job.make_format(generation, prompts)
-        if not job.body.stream:
+        if not job.is_streamed:
             parts = await _collect(generation)
             generation.check_client()
             return json_response(form.whole(parts), headers)
@@ -216,6 +220,9 @@ class _Events:
     @property
     def is_over(self) -> bool:
         return self._generation.is_over and not self._first
+
+    def failed(self, failure: Failure) -> bytes:
+        return self._form.failed(failure)
 
     async def next(self) -> bytes:
         batch, self._first = self._first or await self._generation.news(), ()

@@ -5,7 +5,8 @@
     data: [DONE]
 
 `[DONE]` says that the answer is whole, so it is the last event of a stream that ended well, and of
-no other: an error after the first byte is one event with an `error` object, and the end.
+no other: an error after the first byte is one event with an `error` object, and the end. Routes
+whose streams end otherwise write their own ends.
 
 A message is a system call and a packet, which cost more than what is in it: all that is there at
 one time goes out as one, and the end of a stream with its last events.
@@ -40,6 +41,11 @@ def event(body: Any) -> bytes:
     return b"data: %b\n\n" % _encode(body)
 
 
+def failed(failure: errors.Failure) -> bytes:
+    """The event that ends a stream in which something has failed."""
+    return event(errors.ErrorBody(failure.details))
+
+
 class TextEvents:
     """Events that differ in a text alone, as nearly all of a stream do: the rest is encoded once.
 
@@ -71,7 +77,10 @@ class EventSource(Protocol):
 
     async def next(self) -> bytes:
         """One or more events, encoded, once there is anything new; none where it cannot be shown
-        yet. A RaywireError ends the stream."""
+        yet. The last ones say that the stream is whole. A RaywireError ends it."""
+
+    def failed(self, failure: errors.Failure) -> bytes:
+        """The events that end it then."""
 
 
 class EventStream(Response):
@@ -109,5 +118,5 @@ class EventStream(Response):
         try:
             events = await source.next()
         except RaywireError as error:
-            return event(errors.ErrorBody(errors.describe(error).details)), True
-        return (events + DONE, True) if source.is_over else (events, False)
+            return source.failed(errors.describe(error)), True
+        return events, source.is_over

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, logprobs, message_plan, prompts, sse
+from api import answer, body, errors, logprobs, message_plan, prompts, sse
 from api.conversation import Conversation
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
@@ -72,7 +72,7 @@ def _check(
         return _ChatFormat(conversation, name, chat, generation, prompts_[0])
 
     return answer.Job(
-        chat,
+        bool(chat.stream),
         params,
         conversation.prepare,
         make_format,
@@ -131,8 +131,11 @@ class _ChatFormat:
 
     def last_chunks(self) -> bytes:
         if not self._chat.has_usage_chunk:
-            return b""
-        return self._chunk([], has_usage=True)
+            return sse.DONE
+        return self._chunk([], has_usage=True) + sse.DONE
+
+    def failed(self, failure: errors.Failure) -> bytes:
+        return sse.failed(failure)
 
     def whole(self, parts: Sequence[answer.Part]) -> ChatCompletion:
         prompt_logprobs = parts[0].prompt_logprobs

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, prompts, sse
+from api import answer, body, errors, prompts, sse
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
@@ -76,7 +76,14 @@ def _check(
         return form
 
     return answer.Job(
-        completion, params, prepare, make_format, headers, arrived_at, num_bytes, num_sequences
+        bool(completion.stream),
+        params,
+        prepare,
+        make_format,
+        headers,
+        arrived_at,
+        num_bytes,
+        num_sequences,
     )
 
 
@@ -153,8 +160,11 @@ class _CompletionFormat:
 
     def last_chunks(self) -> bytes:
         if not self._completion.has_usage_chunk:
-            return b""
-        return self._chunk([], has_usage=True)
+            return sse.DONE
+        return self._chunk([], has_usage=True) + sse.DONE
+
+    def failed(self, failure: errors.Failure) -> bytes:
+        return sse.failed(failure)
 
     def whole(self, parts: Sequence[answer.Part]) -> Completion:
         if self._completion.is_prompt_only:

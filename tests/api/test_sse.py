@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api import sse
+from api import errors, sse
 from engine.errors import RequestFailedError
 
 
@@ -34,6 +34,9 @@ class Source:
         if isinstance(event, Exception):
             raise event
         return event
+
+    def failed(self, failure: errors.Failure) -> bytes:
+        return sse.failed(failure)
 
 
 def sent(*events: bytes | Exception) -> list[Any]:
@@ -65,14 +68,14 @@ def test_an_event_with_another_text_is_as_if_it_were_encoded_anew(
 
 
 def test_the_end_of_a_stream_leaves_with_its_last_events() -> None:
-    """One message for each time that there is something, the last of them with `[DONE]`: each is a
-    system call and a packet."""
-    head, first, last, closed = sent(b"data: 1\n\n", b"data: 2\n\ndata: usage\n\n")
+    """One message for each time that there is something, the last of them with the mark of the
+    end: each is a system call and a packet."""
+    head, first, last, closed = sent(b"data: 1\n\n", b"data: 2\n\n" + sse.DONE)
 
     assert head["type"] == "http.response.start"
     assert (b"x-more", b"1") in head["headers"]
     assert (first["body"], first["more_body"]) == (b"data: 1\n\n", True)
-    assert last["body"] == b"data: 2\n\ndata: usage\n\ndata: [DONE]\n\n"
+    assert last["body"] == b"data: 2\n\ndata: [DONE]\n\n"
     assert not last["more_body"]
     assert closed == "closed"
 
