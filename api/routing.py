@@ -32,6 +32,12 @@ class Route:
     raw_fields: Mapping[str, Any] = field(default_factory=dict)
     """What the fields hold that `body` leaves raw: a type, or a JSON schema as a dict."""
 
+    example: Mapping[str, Any] | None = None
+    """A body that works, but for the name of the model, which is put in."""
+
+    query: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters behind a `?`, by name: the type of each."""
+
     answer: Any = None
     """Type of its JSON answer; a union where there are several. None: no JSON."""
 
