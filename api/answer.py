@@ -6,7 +6,7 @@ The two generating routes differ in what they ask for and in their JSON; both ha
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -20,6 +20,7 @@ from api.client_watch import ClientWatch
 from api.errors import Failure
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
+from api.route_headers import RouteWish
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
 from api.sse import EventStream
@@ -70,8 +71,13 @@ class Format(Protocol):
     def failed(self, failure: Failure) -> bytes:
         """The events that end a stream in which something has failed."""
 
-    def whole(self, parts: Sequence[Part]) -> msgspec.Struct:
-        """The answer that is not streamed; one part for each choice."""
+    async def whole(self) -> msgspec.Struct:
+        """The answer that is not streamed, once there is all of it.
+
+        Raises:
+            ClientDisconnect: nobody waits for it any more.
+            ServerError: something has failed.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +128,9 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
 
     is_over = True
     try:
-        prompts, processors = await _prepared(service, job, generation, watch)
-        watch.start(generation.cancel)
-        await generation.launch(service, prompts, processors, job.arrived_at, wish)
-        headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
-        form = job.make_format(generation, prompts)
+        form, headers = await start(service, job, generation, watch, wish)
         if not job.is_streamed:
-            parts = await _collect(generation)
-            generation.check_client()
-            return json_response(form.whole(parts), headers)
+            return json_response(await form.whole(), headers)
         events = _Events(form, generation, await generation.news())
         generation.check_client()
         is_over = False  # the response cleans up, when its last byte is out
@@ -138,6 +138,28 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
     finally:
         if is_over:
             clean_up()
+
+
+async def start(
+    service: Service, job: Job, generation: Generation, watch: ClientWatch, wish: RouteWish
+) -> tuple[Format, dict[str, str]]:
+    """Prepare a job and send its sequences to the engine, unless the client goes away.
+
+    Args:
+        service: with the engine client.
+        job: what is to run.
+        generation: new; whoever calls closes it.
+        watch: over the client; left running, so that `generation` ends with it.
+        wish: what the client said about ranks.
+
+    Returns:
+        What turns the generation into the answer, and the headers of its response.
+    """
+    prompts, processors = await _prepared(service, job, generation, watch)
+    watch.start(generation.cancel)
+    await generation.launch(service, prompts, processors, job.arrived_at, wish)
+    headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
+    return job.make_format(generation, prompts), headers
 
 
 async def _prepared(
@@ -196,11 +218,18 @@ def now() -> int:
     return int(time.time())
 
 
-async def _collect(generation: Generation) -> list[Part]:
+async def collect(generation: Generation) -> list[Part]:
+    """All of a generation; one part for each choice.
+
+    Raises:
+        ClientDisconnect: nobody waits for it any more.
+        ServerError: something has failed.
+    """
     parts = [Part() for _ in generation.choices]
     while not generation.is_over:
         for choice, delta in await generation.news():
             parts[choice.index].add(delta)
+    generation.check_client()
     return parts
 
 

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -137,7 +136,8 @@ class _ChatFormat:
     def failed(self, failure: errors.Failure) -> bytes:
         return sse.failed(failure)
 
-    def whole(self, parts: Sequence[answer.Part]) -> ChatCompletion:
+    async def whole(self) -> ChatCompletion:
+        parts = await answer.collect(self._generation)
         prompt_logprobs = parts[0].prompt_logprobs
         return ChatCompletion(
             id=self._id,

@@ -1,7 +1,6 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -166,7 +165,8 @@ class _CompletionFormat:
     def failed(self, failure: errors.Failure) -> bytes:
         return sse.failed(failure)
 
-    def whole(self, parts: Sequence[answer.Part]) -> Completion:
+    async def whole(self) -> Completion:
+        parts = await answer.collect(self._generation)
         if self._completion.is_prompt_only:
             for part in parts:
                 part.text, part.token_ids, part.logprobs = [], [], []
