@@ -119,7 +119,7 @@ def _check_num_prompts(count: int) -> None:
         )
 
 
-def _decode_values(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
+def decode_values(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
     """The values of a list, of which there may be `MAX_VALUES`."""
     if len(raw) <= 2 * MAX_VALUES:  # a value and a comma: there are no more
         return _LIST(raw)
@@ -153,7 +153,7 @@ def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:
         InvalidRequestError: there are none or too many, or one has no role or no content.
         UnsupportedFieldError: a content is no text.
     """
-    messages = decode_field(_decode_values, raw, "messages")
+    messages = decode_field(decode_values, raw, "messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
     reader = _MessageReader()
@@ -199,7 +199,7 @@ class _MessageReader:
     def _read_calls(self, raw: msgspec.Raw, place: str) -> list[dict[str, Any]]:
         if raw == _NULL:
             return []
-        values = decode_field(_decode_values, raw, place)
+        values = decode_field(decode_values, raw, place)
         self._count_parts(len(values), place)
         return [self._read_call(value, f"{place}[{i}]") for i, value in enumerate(values)]
 
@@ -220,7 +220,7 @@ class _MessageReader:
             case b'"':
                 return decode_field(_TEXT, raw, place)
             case b"[":
-                parts = decode_field(_decode_values, raw, place)
+                parts = decode_field(decode_values, raw, place)
             case _:
                 parts = []
         if not parts:
