@@ -33,16 +33,20 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    cuts_max_tokens: bool = False
+    """More output than the model's length leaves is asked for as much as it leaves."""
+
     priority: int = 0
     cache_salt: str | None = None
     param: str = "messages"
     """What clients call the field that holds what was said, for errors."""
 
-    def prepare(self, model: LoadedModel) -> list[Prompt]:
-        """Render and tokenize: the `prepare` of an `answer.Job`.
+    def render(self, model: LoadedModel) -> "RenderedConversation":
+        """The prompt, not bound to the model's length.
 
         Raises:
-            RequestError: a message is malformed, the template refuses them, or they are too long.
+            RequestError: a message is malformed, the template refuses them, or no model could take
+                so long a text.
         """
         messages = self.read_messages()
         tools = self.plan.tools
@@ -56,13 +60,35 @@ class Conversation:
         token_ids = model.inputs.encode(
             text, add_special_tokens=self.add_special_tokens, param=self.param
         )
+        beginning = messages[-1].get("content") if self.continue_final_message else None
+        return RenderedConversation(text, token_ids, self.plan.is_thinking(text, beginning))
+
+    def prepare(self, model: LoadedModel) -> list[Prompt]:
+        """Render and tokenize: the `prepare` of an `answer.Job`.
+
+        Raises:
+            RequestError: as `render`, or they are too long.
+        """
+        rendered = self.render(model)
         requests = model.inputs.make_requests(
-            token_ids,
+            rendered.token_ids,
             self.params,
             request_id=self.answer_id,
+            cuts_max_tokens=self.cuts_max_tokens,
             priority=self.priority,
             cache_salt=self.cache_salt,
             param=self.param,
         )
-        beginning = messages[-1].get("content") if self.continue_final_message else None
-        return [Prompt(token_ids, requests, is_thinking=self.plan.is_thinking(text, beginning))]
+        return [
+            Prompt(rendered.token_ids, requests, rendered.text, is_thinking=rendered.is_thinking)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedConversation:
+    """What the model reads."""
+
+    text: str
+    token_ids: list[int]
+    is_thinking: bool
+    """It ends inside a thought, where thoughts are told apart."""

@@ -37,7 +37,7 @@ class Prompt:
     """One for each continuation."""
 
     text: str = ""
-    """Only where an answer repeats it."""
+    """As it was rendered; of a completion only where the answer repeats it."""
 
     is_thinking: bool = False
     """It ends inside a thought, where thoughts are told apart."""

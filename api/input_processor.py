@@ -51,16 +51,20 @@ class InputProcessor:
             InvalidRequestError: the text is empty or no valid Unicode.
             ContextLengthError: the text is too long, however it is cut into tokens.
         """
+        token_ids = self.tokenize(text, add_special_tokens, param) if text else []
+        if not token_ids:
+            raise InvalidRequestError(f"{param} must not be empty", param)
+        return token_ids
+
+    def tokenize(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """The same of a text that need not be a prompt: it may be empty."""
         if len(text) > self._max_chars:  # seconds of work for nothing, if it were encoded
             raise ContextLengthError(
                 f"{param} has {len(text)} characters; this model takes at most"
                 f" {self.max_model_len} tokens, prompt and output together",
                 param,
             )
-        token_ids = self._tokenizer.encode(text, add_special_tokens) if text else []
-        if not token_ids:
-            raise InvalidRequestError(f"{param} must not be empty", param)
-        return token_ids
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Raise ContextLengthError unless so long a prompt leaves room for a token."""

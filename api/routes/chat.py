@@ -35,28 +35,29 @@ _DECODER = msgspec.json.Decoder(ChatBody)
 
 def routes(service: Service) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response:
-        raw = await service.bodies.read(request)
-        arrived_at = time.monotonic()
-        chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
-        job = _check(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
-        return await answer.respond(service, request, job)
+        return await answer.respond(service, request, await read_job(service, request))
 
     return [Route(("POST",), "/v1/chat/completions", create_chat_completion, is_hot=True)]
 
 
-def _check(
-    service: Service, chat: ChatBody, num_bytes: int, arrived_at: float, headers: dict[str, str]
-) -> answer.Job:
-    """Everything that can be wrong without looking at tokens."""
+async def read_job(service: Service, request: Request) -> answer.Job:
+    """What a request asks for: everything that can be wrong without looking at tokens."""
+    raw = await service.bodies.read(request)
+    arrived_at = time.monotonic()
+    chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
+    return _job(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
+
+
+def read_conversation(service: Service, chat: ChatBody) -> Conversation:
+    """The conversation of a request, checked as far as that needs no tokens."""
     service.check_model_name(chat.model)
     chat.check(service.config.max_n)
     answer.check_priority(chat.priority, service)
-    params = chat.generation_params()
     tools = tool_request.read(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-    conversation = Conversation(
+    return Conversation(
         read_messages=partial(prompts.read_messages, chat.messages),
         plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
-        params=params,
+        params=chat.generation_params(),
         answer_id=new_id("chatcmpl-"),
         variables=prompts.template_variables(chat.chat_template_kwargs),
         add_generation_prompt=chat.has_generation_prompt,
@@ -66,13 +67,19 @@ def _check(
         cache_salt=chat.cache_salt,
     )
 
+
+def _job(
+    service: Service, chat: ChatBody, num_bytes: int, arrived_at: float, headers: dict[str, str]
+) -> answer.Job:
+    conversation = read_conversation(service, chat)
+
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = chat.model or service.config.served_model_names[0]
         return _ChatFormat(conversation, name, chat, generation, prompts_[0])
 
     return answer.Job(
         bool(chat.stream),
-        params,
+        conversation.params,
         conversation.prepare,
         make_format,
         headers,

@@ -32,25 +32,28 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 def routes(service: Service) -> list[Route]:
     async def create_completion(request: Request) -> Response:
-        raw = await service.bodies.read(request)
-        arrived_at = time.monotonic()
-        completion, ignored = body.decode(
-            raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
-        )
-        job = _check(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
-        return await answer.respond(service, request, job)
+        return await answer.respond(service, request, await read_job(service, request))
 
     return [Route(("POST",), "/v1/completions", create_completion, is_hot=True)]
 
 
-def _check(
+async def read_job(service: Service, request: Request) -> answer.Job:
+    """What a request asks for: everything that can be wrong without looking at tokens."""
+    raw = await service.bodies.read(request)
+    arrived_at = time.monotonic()
+    completion, ignored = body.decode(
+        raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
+    )
+    return _job(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
+
+
+def _job(
     service: Service,
     completion: CompletionBody,
     num_bytes: int,
     arrived_at: float,
     headers: dict[str, str],
 ) -> answer.Job:
-    """Everything that can be wrong without looking at tokens."""
     service.check_model_name(completion.model)
     completion.check(service.config.max_n)
     answer.check_priority(completion.priority, service)
