@@ -154,7 +154,7 @@ class BoundedConnection(HttpToolsProtocol):
         is_responding = self._is_responding()
         self._abandon_requests()
         if not is_responding:
-            body = failure.body
+            body = failure.body(path="")  # it has not said which
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(
                 STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body

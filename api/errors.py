@@ -1,7 +1,9 @@
-"""HTTP status and body of each of our errors, in OpenAI's shape:
+"""HTTP status and body of each of our errors, in the shape of the API that the path belongs to:
 
     {"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null}}
+    {"type": "error", "error": {"type": "invalid_request_error", "message": "…"}, "request_id": "…"}
 
+The second is Anthropic's, everywhere below /v1/messages; the first, OpenAI's, is everybody else's.
 Used by routes, the edge and server-sent events. What clients see comes from the messages of
 `RequestError`, which hold nothing but the request's own values, and from the sentences below:
 never a path, an address or a traceback.
@@ -11,7 +13,9 @@ from http import HTTPStatus
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from engine import log
 from engine.errors import (
     EngineDeadError,
     RaywireError,
@@ -32,6 +36,28 @@ class ErrorDetails(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetails
+
+
+class AnthropicErrorDetails(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    error: AnthropicErrorDetails
+    request_id: str | None
+
+
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class HttpError(RequestError):
@@ -59,8 +85,27 @@ class Failure(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
     @property
-    def body(self) -> bytes:
-        return msgspec.json.encode(ErrorBody(self.details))
+    def openai_body(self) -> ErrorBody:
+        return ErrorBody(self.details)
+
+    @property
+    def anthropic_body(self) -> AnthropicErrorBody:
+        """It has no place for the field but the message."""
+        message, param = self.details.message, self.details.param
+        if param is not None and param not in message:
+            message = f"{param}: {message}"
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return AnthropicErrorBody(AnthropicErrorDetails(kind, message), log.request_id.get())
+
+    def body(self, path: str) -> bytes:
+        """In the shape that clients of a path expect."""
+        return msgspec.json.encode(self.anthropic_body if is_anthropic(path) else self.openai_body)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
 
 
 def describe(error: RaywireError) -> Failure:
@@ -121,5 +166,19 @@ def internal_failure() -> Failure:
     return server_failure(500, "the server failed to answer this request", "internal_error")
 
 
+class ErrorResponse(Response):
+    """An error as a response, wherever it comes from: the shape is chosen when it is sent."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(None, failure.status, failure.headers)
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure = self._failure
+        body = failure.body(scope["path"])
+        response = Response(body, failure.status, failure.headers, "application/json")
+        await response(scope, receive, send)
+
+
 def error_response(failure: Failure) -> Response:
-    return Response(failure.body, failure.status, failure.headers, "application/json")
+    return ErrorResponse(failure)

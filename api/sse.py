@@ -13,6 +13,7 @@ one time goes out as one, and the end of a stream with its last events.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -41,9 +42,14 @@ def event(body: Any) -> bytes:
     return b"data: %b\n\n" % _encode(body)
 
 
+def named_event(name: str, body: Any) -> bytes:
+    """One event with a name, for APIs whose clients look at it."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
+
+
 def failed(failure: errors.Failure) -> bytes:
     """The event that ends a stream in which something has failed."""
-    return event(errors.ErrorBody(failure.details))
+    return event(failure.openai_body)
 
 
 class TextEvents:
@@ -51,19 +57,21 @@ class TextEvents:
 
     Args:
         make_body: makes the body of an event: for a choice, by its index, and with a text.
+        name: of the events, where they have one.
     """
 
-    def __init__(self, make_body: Callable[[int, str], Any]) -> None:
+    def __init__(self, make_body: Callable[[int, str], Any], name: str | None = None) -> None:
         self._make_body = make_body
+        self._event = event if name is None else partial(named_event, name)
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     def event(self, index: int, text: str) -> bytes:
-        """The same as `event` of the body."""
+        """The same as `event`, or `named_event`, of the body."""
         before, after = self._around_text.get(index) or self._encode_around(index)
         return before + _encode(text) + after
 
     def _encode_around(self, index: int) -> tuple[bytes, bytes]:
-        before, after = event(self._make_body(index, _MARK)).split(_encode(_MARK))
+        before, after = self._event(self._make_body(index, _MARK)).split(_encode(_MARK))
         self._around_text[index] = before, after
         return before, after
 

@@ -61,10 +61,17 @@ def test_an_event_with_another_text_is_as_if_it_were_encoded_anew(
 ) -> None:
     """To the byte, whatever the text and what surrounds it."""
     events = sse.TextEvents(lambda index, text: Chunk(name, index, text))
+    named = sse.TextEvents(lambda index, text: Chunk(name, index, text), "news")
     encodable = text.encode("utf-8", "replace").decode()
 
     for each in (encodable, "", '"', encodable):
         assert events.event(index, each) == sse.event(Chunk(name, index, each))
+        assert named.event(index, each) == sse.named_event("news", Chunk(name, index, each))
+
+
+def test_an_event_may_have_a_name() -> None:
+    """In a line before its data."""
+    assert sse.named_event("news", {"a": "\n"}) == b'event: news\ndata: {"a":"\\n"}\n\n'
 
 
 def test_the_end_of_a_stream_leaves_with_its_last_events() -> None:
