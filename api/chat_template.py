@@ -7,12 +7,13 @@ run too long or write too much. Rendering takes as long as it takes: `short_rend
 at least, and what takes long is called off the event loop.
 
 The begin token is the template's business: encode what `render` returns with
-`add_special_tokens=False`, or it comes twice.
+`add_special_tokens=False`, or it comes twice. Special tokens in what users say are marked, so that
+they are encoded as text (`typed_tokens`); the template's own are not.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
@@ -24,9 +25,12 @@ from jinja2.parser import Parser
 
 from api import template_calls
 from api.tokenizer import Tokenizer
+from api.typed_tokens import NO_MARKS, ChatMarks
 from engine.errors import ConfigError, InvalidRequestError, UnsupportedFieldError
 
 Message = Mapping[str, Any]
+Mark = Callable[[str], str]
+"""Marks tokens in a text that comes from a request."""
 
 MAX_RENDER_S = 5.0
 """A conversation renders in milliseconds; loops inside loops over a hostile one may not."""
@@ -59,14 +63,19 @@ class ChatTemplate:
     Args:
         templates: by name; "default" is used, or "tool_use" where tools are given.
         special_tokens: variables such as `bos_token`.
+        marks: which tokens are marked, in whose words.
 
     Raises:
         ConfigError: a template is no valid Jinja.
     """
 
     def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        marks: ChatMarks = NO_MARKS,
     ) -> None:
+        self._marks = marks
         self._special_tokens = dict(special_tokens or {})
         environment = _environment()
         self._templates = {
@@ -84,7 +93,10 @@ class ChatTemplate:
     def load(cls, tokenizer: Tokenizer, template: str | None = None) -> "ChatTemplate":
         """The template that comes with the tokenizer, or `template` in its place."""
         templates = tokenizer.chat_templates if template is None else {"default": template}
-        return cls(templates, tokenizer.special_tokens)
+        marks = ChatMarks(
+            tokenizer.typed_special_tokens, tokenizer.added_token_texts, templates.values()
+        )
+        return cls(templates, tokenizer.special_tokens, marks)
 
     @property
     def source(self) -> str | None:
@@ -100,8 +112,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        split_special_tokens: bool = True,
     ) -> str:
-        """The text of a conversation.
+        """The text of a conversation, for `Tokenizer.encode`; `typed_tokens.unmarked` makes it one
+        for people.
 
         Args:
             messages: as in OpenAI's API; `content` is a string or a list of text parts.
@@ -111,6 +125,8 @@ class ChatTemplate:
             continue_final_message: leave the last message open, for the model to continue.
             variables: whatever else the template reads (`enable_thinking`, …), under names that
                 `check_variables` lets pass.
+            split_special_tokens: special tokens in all of the above are text like any other.
+                False: they are what they look like.
 
         Raises:
             InvalidRequestError: the model has no template, a variable's name is taken, or the
@@ -128,17 +144,18 @@ class ChatTemplate:
         variables = variables or {}
         check_variables(variables, self._special_tokens)
         name = self._choose(has_tools=bool(tools))
-        conversation = [self._prepare(name, place, m) for place, m in enumerate(messages)]
+        marks = self._marks if split_special_tokens else NO_MARKS
+        conversation = [self._prepare(name, i, each, marks) for i, each in enumerate(messages)]
         if continue_final_message:
             _mark_end(conversation[-1])
         text = self._run(
             name,
             {
-                **_plain(variables, "chat_template_kwargs"),
+                **_plain(variables, "chat_template_kwargs", marks.of_system),
                 **self._special_tokens,
                 "messages": conversation,
-                "tools": _plain(tools, "tools"),
-                "documents": _plain(documents, "documents"),
+                "tools": _plain(tools, "tools", marks.of_system),
+                "documents": _plain(documents, "documents", marks.of_others),
                 "add_generation_prompt": add_generation_prompt,
             },
         )
@@ -154,13 +171,14 @@ class ChatTemplate:
             "messages",
         )
 
-    def _prepare(self, name: str, place: int, message: Message) -> dict[str, Any]:
+    def _prepare(self, name: str, place: int, message: Message, marks: ChatMarks) -> dict[str, Any]:
         """One message as plain data, in the form that the template reads."""
         where = f"messages[{place}]"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(f"{where} must be an object with a role", where)
         # OpenAI's clients send null for what is absent; templates test for absence.
-        plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None}, where)
+        present = {key: value for key, value in message.items() if value is not None}
+        plain: dict[str, Any] = _plain(present, where, marks.of(message["role"]))
         if isinstance(plain.get("content"), list):
             _check_parts(plain["content"], f"{where}.content")
             if not self._takes_parts[name] or plain["role"] == "tool":
@@ -235,23 +253,27 @@ def check_variables(variables: Mapping[str, Any], taken_too: Iterable[str] = ())
 # ----------------------------------------------------------------------------------- messages
 
 
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy made of plain JSON values: other objects have methods that a template could call."""
+def _plain(value: Any, where: str, mark: Mark, depth: int = 0) -> Any:
+    """A copy made of plain JSON values: other objects have methods that a template could call. Its
+    texts are marked."""
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{where} is nested over {_MAX_DEPTH} levels deep", where)
     match value:
         case None | bool():
             return value
         case str():
-            return str.__str__(value)
+            return mark(str.__str__(value))
         case int():
             return int.__int__(value)
         case float():
             return float.__float__(value)
         case Mapping():
-            return {str(key): _plain(item, where, depth + 1) for key, item in value.items()}
+            return {
+                _plain(str(key), where, mark): _plain(item, where, mark, depth + 1)
+                for key, item in value.items()
+            }
         case list() | tuple():
-            return [_plain(item, where, depth + 1) for item in value]
+            return [_plain(item, where, mark, depth + 1) for item in value]
         case _:
             raise InvalidRequestError(f"{where} must not hold a {type(value).__name__}", where)
 

@@ -12,6 +12,7 @@ from api.generate import Prompt
 from api.message_plan import MessagePlan
 from api.sampling import SamplingParams
 from api.service import LoadedModel
+from api.typed_tokens import unmarked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ class Conversation:
     cuts_max_tokens: bool = False
     """More output than the model's length leaves is asked for as much as it leaves."""
 
+    split_special_tokens: bool = True
+    """Special tokens in what was said are text like any other."""
+
     priority: int = 0
     cache_salt: str | None = None
     param: str = "messages"
@@ -56,12 +60,14 @@ class Conversation:
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.variables,
+            split_special_tokens=self.split_special_tokens,
         )
         token_ids = model.inputs.encode(
             text, add_special_tokens=self.add_special_tokens, param=self.param
         )
         beginning = messages[-1].get("content") if self.continue_final_message else None
-        return RenderedConversation(text, token_ids, self.plan.is_thinking(text, beginning))
+        is_thinking = self.plan.is_thinking(text, beginning)
+        return RenderedConversation(unmarked(text), token_ids, is_thinking)
 
     def prepare(self, model: LoadedModel) -> list[Prompt]:
         """Render and tokenize: the `prepare` of an `answer.Job`.

@@ -38,25 +38,40 @@ class InputProcessor:
         self._max_chars = max_model_len * tokenizer.max_token_chars
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
+        param: str = "prompt",
     ) -> list[int]:
         """The token ids of a prompt given as text. Long texts take seconds: off the event loop.
 
         Args:
             text: a prompt, or a rendered chat.
             add_special_tokens: False for a rendered chat.
+            split_special_tokens: those that are written out are text like any other. False for a
+                rendered chat, in which they are marked.
             param: what the client calls the field, for errors.
 
         Raises:
             InvalidRequestError: the text is empty or no valid Unicode.
             ContextLengthError: the text is too long, however it is cut into tokens.
         """
-        token_ids = self.tokenize(text, add_special_tokens, param) if text else []
-        if not token_ids:
-            raise InvalidRequestError(f"{param} must not be empty", param)
-        return token_ids
+        if text and (
+            token_ids := self.tokenize(
+                text,
+                add_special_tokens=add_special_tokens,
+                split_special_tokens=split_special_tokens,
+                param=param,
+            )
+        ):
+            return token_ids
+        raise InvalidRequestError(f"{param} must not be empty", param)
 
-    def tokenize(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool, split_special_tokens: bool, param: str
+    ) -> list[int]:
         """The same of a text that need not be a prompt: it may be empty."""
         if len(text) > self._max_chars:  # seconds of work for nothing, if it were encoded
             raise ContextLengthError(
@@ -64,6 +79,8 @@ class InputProcessor:
                 f" {self.max_model_len} tokens, prompt and output together",
                 param,
             )
+        if split_special_tokens:
+            text = self._tokenizer.typed_special_tokens.mark(text)
         return self._tokenizer.encode(text, add_special_tokens)
 
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:

@@ -35,6 +35,7 @@ from api.offline import (
 )
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
+from api.typed_tokens import unmarked
 from engine.config import DType, Policy
 from engine.errors import EngineDeadError, InvalidRequestError, UnavailableError
 from engine.lifecycle import here_only
@@ -329,8 +330,8 @@ class LLM:
         """Fill in the token ids of texts, in parallel."""
         texts = [prompt.text for prompt in prompts if prompt.text is not None]
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens)
-        for prompt, token_ids in zip(prompts, encoded, strict=True):
-            prompt.token_ids = token_ids
+        for prompt, text, token_ids in zip(prompts, texts, encoded, strict=True):
+            prompt.text, prompt.token_ids = unmarked(text), token_ids
 
     def _run(
         self,

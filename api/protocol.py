@@ -68,6 +68,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    split_special_tokens: bool | None = None
+    """Special tokens that are written out in the request are text like any other: true in a chat,
+    false in a prompt, unless it says otherwise."""
+
     return_token_ids: bool | None = None
 
     # Accepted without an effect: they say who asks or ask for bookkeeping, not for another answer.

@@ -7,7 +7,7 @@ Used by the processors of this package; `detokenizer` turns ids into text as the
 `chat_template` messages into text.
 
 A special token written out in a text (`</s>`) is encoded as that token, as AutoTokenizer does by
-default, in prompts as in the messages of a chat.
+default; where it is marked (`typed_tokens`), as text. Messages of a chat are, prompts are not.
 """
 
 import functools
@@ -20,7 +20,9 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from api import typed_tokens
 from api.token_bytes import PieceRule, piece_rule
+from api.typed_tokens import TypedTokens
 from engine import leash
 from engine.errors import ConfigError, InvalidRequestError
 
@@ -67,6 +69,8 @@ class Tokenizer:
         """Tokens that are matched before the vocabulary: special ones, and others."""
 
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self.added_token_texts = frozenset(token.content for token in added.values())
+        self._special_token_texts = [token.content for token in added.values() if token.special]
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Tokens that have a name. The model's embedding may have more rows."""
 
@@ -123,7 +127,7 @@ class Tokenizer:
         return self._rule
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text.
+        """The token ids of a text, which may have marks.
 
         Args:
             add_special_tokens: put the begin token before it, where the model wants one. False for
@@ -138,10 +142,10 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
         """The token ids of several texts, encoded in parallel."""
+        has_marks = any(typed_tokens.MARK in text for text in texts)
+        backend = self._splitting_backend if has_marks else self._backend
         try:
-            encodings = self._backend.encode_batch_fast(
-                texts, add_special_tokens=add_special_tokens
-            )
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError(
                 "the text is no valid Unicode: it holds half a surrogate pair", "prompt"
@@ -168,6 +172,15 @@ class Tokenizer:
                 piece, is_at_start = self.first_token_bytes(token_id), False
             pieces.append(piece)
         return b"".join(pieces).decode("utf-8", "replace")
+
+    @functools.cached_property
+    def typed_special_tokens(self) -> TypedTokens:
+        """To mark special tokens in texts, which are then encoded like any other text."""
+        return TypedTokens(self._special_token_texts)
+
+    @functools.cached_property
+    def _splitting_backend(self) -> tokenizers.Tokenizer:
+        return typed_tokens.splitting(self._backend)
 
     @functools.cached_property
     def max_token_chars(self) -> int:

@@ -63,6 +63,7 @@ def read_conversation(service: Service, chat: ChatBody) -> Conversation:
         add_generation_prompt=chat.has_generation_prompt,
         continue_final_message=bool(chat.continue_final_message),
         add_special_tokens=bool(chat.add_special_tokens),
+        split_special_tokens=chat.split_special_tokens is not False,
         priority=chat.priority or 0,
         cache_salt=chat.cache_salt,
     )

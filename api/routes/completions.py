@@ -97,8 +97,11 @@ def _prepare(
     answer_id: str,
 ) -> Prompt:
     if isinstance(prompt, str):
-        has_special = completion.add_special_tokens is not False
-        token_ids = model.inputs.encode(prompt, add_special_tokens=has_special)
+        token_ids = model.inputs.encode(
+            prompt,
+            add_special_tokens=completion.add_special_tokens is not False,
+            split_special_tokens=bool(completion.split_special_tokens),
+        )
     else:
         token_ids = prompt
     requests = model.inputs.make_requests(

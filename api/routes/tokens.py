@@ -108,8 +108,12 @@ def routes(service: Service) -> list[Route]:
 
 def _tokenize_text(asked: TokenizeBody, model: LoadedModel) -> TokenizeAnswer:
     text = decode_field(_TEXT, asked.prompt, "prompt")
-    has_special = asked.add_special_tokens is not False
-    token_ids = model.inputs.tokenize(text, has_special, "prompt")
+    token_ids = model.inputs.tokenize(
+        text,
+        add_special_tokens=asked.add_special_tokens is not False,
+        split_special_tokens=bool(asked.split_special_tokens),
+        param="prompt",
+    )
     return _tokens(asked, model, token_ids)
 
 

@@ -197,3 +197,15 @@ def test_answer_names_the_model_as_asked_for(server: HttpServer) -> None:
             "/v1/chat/completions", json={"model": name, "messages": [USER]}
         )
         assert response.json()["model"] == shown
+
+
+@pytest.mark.parametrize(("split", "num_tokens"), [(None, 4), (True, 4), (False, 1)])
+def test_special_token_in_a_message_is_text_unless_asked_otherwise(
+    server: HttpServer, split: bool | None, num_tokens: int
+) -> None:
+    """`</s>` is four bytes here, or the end token where `split_special_tokens` is false."""
+    plain = server.chat("x").json()["usage"]["prompt_tokens"]
+
+    usage = server.chat("x</s>", split_special_tokens=split).json()["usage"]
+
+    assert usage["prompt_tokens"] - plain == num_tokens

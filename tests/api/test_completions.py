@@ -360,3 +360,16 @@ def test_parameters_reach_the_engine(server: HttpServer) -> None:
     assert params.repetition_detection.max_pattern_size == 3
     assert params.eos_token_ids == (256,)
     assert request.cache_salt == "pepper"
+
+
+@pytest.mark.parametrize(("split", "num_tokens"), [(None, 1), (False, 1), (True, 4)])
+def test_special_token_in_a_prompt_is_one_unless_asked_otherwise(
+    server: HttpServer, split: bool | None, num_tokens: int
+) -> None:
+    """Whoever writes the whole prompt writes its special tokens; the echo has them as written."""
+    fields = {"prompt": "x</s>", "split_special_tokens": split, "echo": True, "max_tokens": 1}
+
+    body = server.complete(**fields).json()
+
+    assert body["usage"]["prompt_tokens"] == 1 + num_tokens
+    assert body["choices"][0]["text"] == "x</s>x"

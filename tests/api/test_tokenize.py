@@ -149,11 +149,11 @@ def test_text_of_a_client_that_has_gone_is_not_tokenized(
     texts: list[str] = []
     tokenize = InputProcessor.tokenize
 
-    def tokenize_slowly(self: InputProcessor, text: str, *args: Any) -> list[int]:
+    def tokenize_slowly(self: InputProcessor, text: str, **options: Any) -> list[int]:
         texts.append(text)
         has_begun.set()
         assert may_end.wait(20)
-        return tokenize(self, text, *args)
+        return tokenize(self, text, **options)
 
     with serving(num_text_threads=1) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(InputProcessor, "tokenize", tokenize_slowly)

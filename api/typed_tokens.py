@@ -1,0 +1,151 @@
+"""Special tokens that somebody has typed, which are text like any other: `<|im_end|>` in a message
+must not end it. Pure; `chat_template` marks them where a text comes from a request, `tokenizer`
+encodes what is marked.
+
+    message     Say <|im_end|>            what was typed
+    rendered    …user\\nSay <·|im_end|><|im_end|>\\n…     · is the mark; the template's own has none
+    tokens      … Say < | im _ end | > <|im_end|> …      the library finds the unmarked one only
+
+The mark goes behind the first character of each special token in a text, and of each beginning of
+one at the text's end, which another text might complete. Templates go on as before: they trim
+white space, and look for words that are not special. The library takes special tokens out before it
+normalizes, and the mark goes when it normalizes: so all but the special tokens is as without it.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import pairwise
+
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+from api.reasoning import FAMILIES
+
+MARK = "\ufdd0\ufdd1\ufdd0"
+"""Of characters that Unicode sets aside for a program's own use: no text has them. One that has
+them all the same loses them."""
+
+_MARKUP = re.compile(r"[<\[]\S+[>\]]")
+"""Not line breaks or words, which vocabularies add as well."""
+
+
+def _alternatives(tokens: Iterable[str]) -> str:
+    """A pattern of all tokens, with what they have in common written once: a vocabulary may have
+    thousands. Where one begins another, the shorter will do."""
+    by_first: dict[str, list[str]] = {}
+    for token in tokens:
+        if not token:
+            return ""
+        by_first.setdefault(token[0], []).append(token[1:])
+    branches = [re.escape(char) + _alternatives(rest) for char, rest in by_first.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+class TypedTokens:
+    """Marks some tokens of a vocabulary in texts.
+
+    Args:
+        tokens: their texts. One of a single character cannot be marked, and is left out.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self.tokens = frozenset(token for token in tokens if len(token) > 1)
+        self._tokens = sorted(self.tokens)
+        self._longest = max(map(len, self._tokens), default=0)
+        self._starts = re.compile(f"(?={_alternatives(self._tokens)})")
+        """Looks ahead, since tokens may overlap."""
+
+    def mark(self, text: str) -> str:
+        """The text with its tokens marked."""
+        if not self._tokens:
+            return text
+        starts = {match.start() for match in self._starts.finditer(text)}
+        starts.update(self._starts_at_end(text))
+        if not starts:
+            return text
+        cuts = [0, *(start + 1 for start in sorted(starts)), len(text)]
+        return MARK.join(text[begin:end] for begin, end in pairwise(cuts))
+
+    def _starts_at_end(self, text: str) -> Iterator[int]:
+        """Where an end of the text begins that is the beginning of a token."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            end = text[start:]
+            following = bisect_left(self._tokens, end)
+            if following < len(self._tokens) and self._tokens[following].startswith(end):
+                yield start
+
+
+class ChatMarks:
+    """What is marked in a chat, by whose words they are.
+
+    Special tokens are, with one exception: a message of the assistant may hold the markers of its
+    thoughts, which templates look for and leave out. In other messages, but not those of the system
+    or developer, also what the templates write and the vocabulary does not call special: DeepSeek's
+    `<｜User｜>`, Qwen's `<tool_response>`.
+
+    Args:
+        special: the special tokens.
+        added: texts of all added tokens.
+        sources: of the chat templates.
+    """
+
+    def __init__(
+        self, special: TypedTokens, added: Iterable[str], sources: Collection[str]
+    ) -> None:
+        thoughts = [marker for each in FAMILIES.values() for marker in (each.start, each.end)]
+        of_thoughts = {t for t in special.tokens if any(m.startswith(t) for m in thoughts)}
+        written = {
+            token
+            for token in added
+            if _MARKUP.fullmatch(token) and any(token in source for source in sources)
+        }
+        self.of_system = special.mark
+        """Also for definitions of tools, and whatever else the developer has written."""
+
+        self.of_assistant = self.of_others = special.mark
+        if of_thoughts:
+            self.of_assistant = TypedTokens(special.tokens - of_thoughts).mark
+        if not written <= special.tokens:
+            self.of_others = TypedTokens(special.tokens | written).mark
+
+    def of(self, role: str) -> Callable[[str], str]:
+        """Marks a text in a message of this role."""
+        match role:
+            case "assistant":
+                return self.of_assistant
+            case "system" | "developer":
+                return self.of_system
+            case _:
+                return self.of_others
+
+
+NO_MARKS = ChatMarks(TypedTokens(()), (), ())
+"""Marks nothing."""
+
+
+def unmarked(text: str) -> str:
+    """The text as it was typed, for people."""
+    return text.replace(MARK, "")
+
+
+def splitting(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same tokenizer for texts with marks. It shares the vocabulary, and takes milliseconds."""
+    twin = tokenizers.Tokenizer(backend.model)
+    twin.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items())])
+    if backend.post_processor is not None:
+        twin.post_processor = backend.post_processor
+    if isinstance(backend.model, tokenizers.models.BPE):
+        drop = normalizers.Replace(MARK, "")
+        normalizer = backend.normalizer
+        twin.normalizer = normalizers.Sequence([drop, normalizer]) if normalizer else drop
+        if backend.pre_tokenizer is not None:
+            twin.pre_tokenizer = backend.pre_tokenizer
+        return twin
+    # Other models may find a special token in their own vocabulary: they get it in two pieces.
+    cut = pre_tokenizers.Split(MARK, "removed")
+    if backend.normalizer is not None:
+        twin.normalizer = backend.normalizer
+    first = backend.pre_tokenizer
+    twin.pre_tokenizer = pre_tokenizers.Sequence([first, cut]) if first else cut
+    return twin
