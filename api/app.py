@@ -18,7 +18,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors
 from api.edge import Edge
-from api.routes import chat, completions, health, metrics, models, render, tokens
+from api.routes import (
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    render,
+    server,
+    tokens,
+    unserved,
+)
 from api.routing import Endpoint, Route
 from api.service import Service
 from engine.errors import RaywireError
@@ -26,7 +36,7 @@ from engine.errors import RaywireError
 
 def build(service: Service) -> ASGIApp:
     """The whole HTTP surface of one API server."""
-    parts = (chat, completions, tokens, render, models, health, metrics)
+    parts = (chat, completions, tokens, render, models, unserved, server, health, metrics)
     routes = [route for part in parts for route in part.routes(service)]
     return Edge(FastLane(framework(routes), routes), service)
 

@@ -68,10 +68,11 @@ class HttpError(RequestError):
         status: int,
         message: str,
         *,
+        param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message, None)
+        super().__init__(message, param)
         self.status = status
         self.code = code
         self.headers = headers or {}

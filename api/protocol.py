@@ -455,11 +455,29 @@ class ChatChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
+class ModelPermission(msgspec.Struct):
+    """OpenAI's old list of what one may do, which vLLM writes and some clients read."""
+
+    id: str
+    created: int
+    object: Literal["model_permission"] = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
 class ModelCard(msgspec.Struct):
     id: str
     created: int
     max_model_len: int
     root: str
+    permission: list[ModelPermission]
     owned_by: str = "raywire"
     parent: None = None
     object: Literal["model"] = "model"

@@ -4,8 +4,9 @@
           503 where a restart is the remedy: an engine core is dead or hangs.
 /ready    200 while new requests are welcome.
 /health   what vLLM's clients expect: 200 once serving, 503 while loading and when dead or hung.
+/ping     the same for SageMaker, which may also POST.
 
-All three look at what is known already, so they are as quick under load as without: no engine is
+All look at what is known already, so they are as quick under load as without: no engine is
 asked. That it still works is known from its heartbeats.
 """
 
@@ -16,8 +17,6 @@ from api import errors
 from api.edge import STARTING_RETRY_AFTER_S
 from api.routing import Route
 from api.service import Service, State
-
-_METHODS = ("GET", "HEAD")
 
 
 def routes(service: Service) -> list[Route]:
@@ -31,9 +30,10 @@ def routes(service: Service) -> list[Route]:
         return _answer(service.state, bad=("starting", "hung", "dead"))
 
     return [
-        Route(_METHODS, "/live", live),
-        Route(_METHODS, "/ready", ready),
-        Route(_METHODS, "/health", health),
+        Route(("GET",), "/live", live, summary="503 where only a restart helps"),
+        Route(("GET",), "/ready", ready, summary="200 while new requests are welcome"),
+        Route(("GET",), "/health", health, summary="200 once the server serves"),
+        Route(("GET", "POST"), "/ping", health, summary="The same as /health"),
     ]
 
 

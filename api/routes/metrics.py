@@ -12,4 +12,12 @@ def routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(await service.render_metrics(), media_type=CONTENT_TYPE)
 
-    return [Route(("GET", "HEAD"), "/metrics", metrics)]
+    return [
+        Route(
+            ("GET",),
+            "/metrics",
+            metrics,
+            summary="Counters and gauges for Prometheus",
+            media_type=CONTENT_TYPE,
+        )
+    ]

@@ -1,15 +1,13 @@
-"""GET /v1/models, /v1/models/{id} and /version: who we are."""
+"""GET /v1/models and /v1/models/{id}: what requests may name."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-import engine
 from api import answer
-from api.protocol import ModelCard, ModelList
+from api.protocol import ModelCard, ModelList, ModelPermission
 from api.routing import Route
 from api.service import Service
 
-_METHODS = ("GET", "HEAD")
 _ONE_MODEL = "/v1/models/{name:path}"
 """Names may hold slashes."""
 
@@ -25,20 +23,30 @@ def routes(service: Service) -> list[Route]:
         service.check_model_name(name)
         return answer.json_response(_card(service, name))
 
-    async def version(request: Request) -> Response:
-        return answer.json_response({"version": engine.__version__})
-
     return [
-        Route(_METHODS, "/v1/models", list_models),
-        Route(_METHODS, _ONE_MODEL, retrieve_model),
-        Route(_METHODS, "/version", version),
+        Route(
+            ("GET",),
+            "/v1/models",
+            list_models,
+            summary="The names of the model",
+            answer=ModelList,
+        ),
+        Route(
+            ("GET",),
+            _ONE_MODEL,
+            retrieve_model,
+            summary="The model by one of its names",
+            answer=ModelCard,
+        ),
     ]
 
 
 def _card(service: Service, name: str) -> ModelCard:
+    loaded_at = service.model.loaded_at
     return ModelCard(
         id=name,
-        created=service.model.loaded_at,
+        created=loaded_at,
+        permission=[ModelPermission(f"modelperm-{name}", loaded_at)],
         max_model_len=service.model.max_model_len,
         root=service.config.served_model_names[0],
     )
