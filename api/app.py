@@ -1,23 +1,26 @@
 """The application: routes, errors in OpenAI's shape, and the edge around them.
 
-    request -> edge -> fast lane -> endpoint                       generating routes
-                                 -> FastAPI -> endpoint            everything else
+    request -> edge -> CORS -> gate -> fast lane -> endpoint              generating routes
+                                                 -> FastAPI -> endpoint   everything else
 
 FastAPI and Starlette wrap each call several times over, and each message of a stream. For a route
 that answers in a millisecond that is a third of the work, so the generating routes, which are in
 FastAPI's table like all others, are called past it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors
-from api.edge import Edge
+from api.cors import with_cors
+from api.edge import Edge, Gate
 from api.routes import (
     chat,
     completions,
@@ -36,23 +39,30 @@ from engine.errors import RaywireError
 
 def build(service: Service) -> ASGIApp:
     """The whole HTTP surface of one API server."""
+    table = all_routes(service)
+    app = Gate(FastLane(framework(table), table), service)
+    return Edge(with_cors(app, service.config), service)
+
+
+def all_routes(service: Service) -> list[Route]:
+    """The table of routes."""
     parts = (chat, completions, tokens, render, models, unserved, server, health, metrics)
-    routes = [route for part in parts for route in part.routes(service)]
-    return Edge(FastLane(framework(routes), routes), service)
+    return [route for part in parts for route in part.routes(service)]
 
 
-def framework(routes: Iterable[Route]) -> FastAPI:
+def framework(routes: Sequence[Route]) -> FastAPI:
     """FastAPI with all routes in its table."""
+    on_routing_error = _RoutingErrors(routes).answer
     app = FastAPI(
         title="raywire",
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,
+        openapi_url=None,  # `routes.docs` knows the structs, FastAPI only Pydantic's models
         redirect_slashes=False,
-        exception_handlers={HTTPException: _on_routing_error, Exception: _on_unforeseen_error},
+        exception_handlers={HTTPException: on_routing_error, Exception: _on_unforeseen_error},
     )
     for route in routes:
-        app.add_api_route(route.path, _answering(route.endpoint), methods=list(route.methods))
+        app.add_api_route(route.path, _answering(route.endpoint), methods=_methods(route))
     return app
 
 
@@ -95,13 +105,35 @@ def _answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-async def _on_routing_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return errors.error_response(
-        errors.routing_failure(
-            error.status_code, request.url.path, request.method, dict(error.headers or {})
+def _methods(route: Route) -> list[str]:
+    """What can be read can be asked for without its body."""
+    return sorted({*route.methods, *(["HEAD"] if "GET" in route.methods else [])})
+
+
+class _RoutingErrors:
+    """What requests get that no route takes: 404, or what the path's routes do take."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._patterns = [(compile_path(route.path)[0], _methods(route)) for route in routes]
+
+    async def answer(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path, headers = request.url.path, dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(self._allowed(path))
+            if request.method == "OPTIONS":
+                return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        return errors.error_response(
+            errors.routing_failure(error.status_code, path, request.method, headers)
         )
-    )
+
+    def _allowed(self, path: str) -> list[str]:
+        """Of all routes of this path: FastAPI would name the methods of the first."""
+        found = {"OPTIONS"}
+        for pattern, methods in self._patterns:
+            if pattern.match(path):
+                found.update(methods)
+        return sorted(found)
 
 
 async def _on_unforeseen_error(request: Request, error: Exception) -> Response:

@@ -61,6 +61,24 @@ class ApiConfig:
     """Family of the model's thoughts (`--reasoning-parser`): a name in `api.reasoning`, or "auto".
     None: thoughts are content."""
 
+    allowed_origins: tuple[str, ...] = ()
+    """Web sites whose scripts browsers let speak to this server (`--allowed-origins`); "*" is all
+    of them. Empty: none, and no CORS header is ever sent."""
+
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    """What those scripts may use; "*" is everything."""
+
+    allow_credentials: bool = False
+    """Whether those scripts may send cookies and the like."""
+
+    root_path: str = ""
+    """Where a proxy has put this server (`--root-path`): `/llm` where clients know `/v1/models` as
+    `/llm/v1/models`. Requests may come with it or without."""
+
+    has_docs: bool = True
+    """Whether there are `/openapi.json` and `/docs` (`--disable-fastapi-docs`)."""
+
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
             raise ConfigError("--served-model-name must not be empty")

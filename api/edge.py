@@ -1,8 +1,9 @@
 """What every request passes before it reaches a route, and every response on its way out.
 
-    request id -> gate (starting, draining, dead) -> routes -> request id, connection -> access log
+    path, request id -> CORS -> gate (starting, draining, dead) -> routes
+    access log <- request id, connection <- CORS <---------------'
 
-A plain ASGI wrapper around the application: it also sees requests that match no route.
+Plain ASGI wrappers around the application: they also see requests that match no route.
 """
 
 import http
@@ -20,8 +21,8 @@ from engine.errors import EngineDeadError, RaywireError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-PROBES = frozenset({"/live", "/ready", "/health"})
-QUIET = PROBES | {"/metrics"}
+PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
+QUIET = PROBES | {"/metrics", "/load"}
 """Never in the access log: they come every few seconds, for ever."""
 
 STARTING_RETRY_AFTER_S = 2
@@ -39,17 +40,28 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP is served"
+        scope = _with_own_path(scope, self._service.config.root_path)
         exchange = _Exchange(scope, receive, send, self._service)
         token = log.request_id.set(exchange.request_id)
         try:
-            if (refusal := self._refusal(scope["path"], scope["method"])) is not None:
-                response = errors.error_response(errors.describe(refusal))
-                await response(scope, receive, exchange.send)
-            else:
-                await self._app(scope, exchange.receive, exchange.send)
+            await self._app(scope, exchange.receive, exchange.send)
         finally:
             exchange.end()
             log.request_id.reset(token)
+
+
+class Gate:
+    """Lets requests through to the routes while the server serves."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, refusal = self._app, self._refusal(scope["path"], scope["method"])
+        if refusal is not None:
+            app = errors.error_response(errors.describe(refusal))
+        await app(scope, receive, send)
 
     def _refusal(self, path: str, method: str) -> RaywireError | None:
         """Why no route may answer now, if so. Probes answer for themselves."""
@@ -63,7 +75,7 @@ class Edge:
                 assert death is not None
                 # The last metrics before the end are the interesting ones.
                 return None if path == "/metrics" else EngineDeadError(*death.args)
-            case "draining" if method not in ("GET", "HEAD"):
+            case "draining" if method not in ("GET", "HEAD", "OPTIONS"):
                 return UnavailableError("the server is shutting down", DRAINING_RETRY_AFTER_S)
         return None
 
@@ -120,6 +132,17 @@ class _Exchange:
                 _phrase(self._status),
                 1000 * (time.monotonic() - self._began_at),
             )
+
+
+def _with_own_path(scope: Scope, root_path: str) -> Scope:
+    """The request as routes know it: without the prefix of a proxy, and without a slash at the end.
+    A redirect would name a host that clients behind a proxy cannot reach."""
+    given = path = scope["path"]
+    if root_path and (path == root_path or path.startswith(f"{root_path}/")):
+        path = path[len(root_path) :]
+    if path.endswith("/") or not path:
+        path = path.rstrip("/") or "/"
+    return scope if path is given else {**scope, "path": path}
 
 
 def _request_id(scope: Scope) -> str:

@@ -100,6 +100,25 @@ class PortRange(click.ParamType[tuple[int, int]]):
         return int(first), int(last)
 
 
+class JsonTexts(click.ParamType[tuple[str, ...]]):
+    """Texts as a JSON list: `["a", "b"]`."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            texts = json.loads(value)
+        except ValueError:
+            texts = None
+        if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
+            self.fail(f"""{value!r} is not a JSON list of texts ('["a", "b"]')""", param, ctx)
+        return tuple(texts)
+
+
 # ---------------------------------------------------------------------------------------- options
 
 # Defaults live in the settings, once; `is_json` and the like have none there.
@@ -220,6 +239,29 @@ def _options(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
+_WEB_OPTIONS = [
+    _option(
+        "HTTP",
+        "--allowed-origins",
+        type=JsonTexts(),
+        help="""Web sites whose scripts may speak to this server, as '["https://a.org"]'; "*" is all
+        of them. Unless given, none.""",
+    ),
+    _option("HTTP", "--allowed-methods", type=JsonTexts(), help="Methods for those scripts."),
+    _option("HTTP", "--allowed-headers", type=JsonTexts(), help="Headers for those scripts."),
+    _option(
+        "HTTP",
+        "--allow-credentials/--no-allow-credentials",
+        help="Let those scripts send cookies and the like.",
+    ),
+    _option("HTTP", "--root-path", help="Where a proxy has put this server, as /llm."),
+    _option(
+        "HTTP",
+        "--disable-fastapi-docs/--no-disable-fastapi-docs",
+        help="Leave out /openapi.json and the page at /docs.",
+    ),
+]
+
 _SERVE_OPTIONS = [
     _option("HTTP", "--host", help="Address to listen on."),
     _option("HTTP", "--port", type=int, help="Port to listen on; 0 lets the kernel choose."),
@@ -259,6 +301,7 @@ _SERVE_OPTIONS = [
         type=float,
         help="Seconds that running requests have after the first signal.",
     ),
+    *_WEB_OPTIONS,
 ]
 
 _ENGINE_OPTIONS = [

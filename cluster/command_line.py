@@ -1,5 +1,6 @@
 """A command line from settings: how one command starts another like itself on a different node."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def as_arguments(command: click.Command, values: Mapping[str, Any]) -> list[str]
     positional, options = [], []
     for param in command.params:
         value = values.get(param.name or "")
-        if value is None or value == param.default or value == ():
+        if value is None or value == param.default or (value == () and param.multiple):
             continue
         if isinstance(param, click.Argument):
             positional.append(str(value))
@@ -41,6 +42,11 @@ def _long(names: Sequence[str]) -> str:
 
 def _text(value: Any) -> str:
     """As the option's type reads it back."""
-    if isinstance(value, tuple):  # a range of ports
-        return "-".join(map(str, value))
-    return str(value.resolve()) if isinstance(value, Path) else str(value)
+    match value:
+        case (int(), int()):  # a range of ports
+            return "-".join(map(str, value))
+        case tuple():
+            return json.dumps(value)
+        case Path():
+            return str(value.resolve())
+    return str(value)

@@ -5,6 +5,7 @@ Names and meanings are vLLM's wherever it has them. Checking happens here, befor
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,9 @@ from workers.supported import SCRIPTED
 
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
+
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
+_ROOT_PATH = re.compile(r"/\S*[^/\s]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +230,20 @@ class ServeConfig:
     reasoning_parser: str | None = None
     """How the model marks its thoughts; None: they are part of the answer."""
 
+    allowed_origins: tuple[str, ...] = ()
+    """Web sites whose scripts may speak to this server from a browser; "*": all. Empty: none."""
+
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    """What those scripts may use and send."""
+
+    root_path: str = ""
+    """Where a proxy has put this server: `/llm`."""
+
+    disable_fastapi_docs: bool = False
+    """No `/openapi.json` and `/docs`. vLLM's name for it: they are not FastAPI's."""
+
     shutdown_timeout: float = 20.0
     """Seconds; below the 30 that Kubernetes grants by default."""
 
@@ -264,7 +282,25 @@ class ServeConfig:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
             )
+        self._check_web()
         self._check_data_parallel()
+
+    def _check_web(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allowed-origins has {origin!r}; an origin is scheme://host or"
+                    " scheme://host:port, without a path or a slash at the end, or *"
+                )
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError(
+                "--allow-credentials with the origin * would let every web site act in its"
+                " visitors' names; name the origins"
+            )
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"--root-path must begin with a slash and not end with one, not {self.root_path!r}"
+            )
 
     def _check_data_parallel(self) -> None:
         if not 0 < self.placement_timeout < math.inf:

@@ -196,6 +196,12 @@ def _make_front(
         tool_call_parser=config.tool_call_parser if config.enable_auto_tool_choice else None,
         reasoning_parser=config.reasoning_parser,
         first_rank=config.ranks.start,
+        allowed_origins=config.allowed_origins,
+        allowed_methods=config.allowed_methods,
+        allowed_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+        root_path=config.root_path,
+        has_docs=not config.disable_fastapi_docs,
     )
     step_timeout_s = config.environment.execute_model_timeout_s
     if len(http_sockets) == 1:

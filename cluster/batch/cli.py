@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 NOT_OF_A_BATCH = frozenset(
     {
-        "model", "host", "port", "shutdown_timeout",
+        "model", "host", "port", "shutdown_timeout", "root_path", "disable_fastapi_docs",
+        "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_start_rank",
     }
 )  # fmt: skip

@@ -276,6 +276,42 @@ def test_a_template_is_read_before_anything_starts(tmp_path: Path) -> None:
         serve_config("--chat-template", str(file))
 
 
+def test_web_sites_are_named_as_vllm_names_them() -> None:
+    """JSON lists; unless given, no site may speak to the server."""
+    assert serve_config().allowed_origins == ()
+    config = serve_config(
+        *("--allowed-origins", '["https://a.org"]', "--allow-credentials"),
+        *("--allowed-methods", '["GET"]', "--allowed-headers", '["x-a"]', "--root-path", "/llm"),
+        "--disable-fastapi-docs",
+    )
+    assert config.allowed_origins == ("https://a.org",)
+    assert (config.allowed_methods, config.allowed_headers) == (("GET",), ("x-a",))
+    assert config.allow_credentials
+    assert config.disable_fastapi_docs
+    assert config.root_path == "/llm"
+
+    for bad in ("https://a.org", '{"a": 1}', "[1]"):
+        result = CliRunner().invoke(cli, ["serve", "m", "--allowed-origins", bad])
+        assert result.exit_code == 2
+        assert "is not a JSON list" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--allowed-origins", '["https://a.org/"]'), "without a path"),
+        (("--allowed-origins", '["a.org"]'), "scheme://host"),
+        (("--allowed-origins", '["*"]', "--allow-credentials"), "name the origins"),
+        (("--root-path", "llm"), "begin with a slash"),
+        (("--root-path", "/llm/"), "not end with one"),
+    ],
+)
+def test_mistakes_about_web_sites_end_the_start(flags: tuple[str, ...], words: str) -> None:
+    """They would only show in somebody's browser."""
+    with pytest.raises(ConfigError, match=words):
+        serve_config(*flags)
+
+
 def test_parsers_are_chosen_by_the_names_that_vllm_has() -> None:
     """Unless given, calls are read as the template shows them, and thoughts are not told apart."""
     plain = serve_config()

@@ -22,6 +22,8 @@ def parse(*arguments: str) -> dict[str, Any]:
         ("m", "--wire-port-range", "100-200", "--max-model-len", "auto", "--port", "0"),
         ("m", "--kv-cache-memory-bytes", "1.5G", "--no-enable-prefix-caching"),
         ("m", "--served-model-name", "a", "--served-model-name", "b c", "--dtype", "half"),
+        ("m", "--allowed-origins", '["https://a.org", "*"]', "--root-path", "/a b"),
+        ("m", "--allowed-methods", "[]", "--allow-credentials", "--disable-fastapi-docs"),
         ("./folder with spaces", "--startup-timeout", "7.5", "--scheduling-policy", "priority"),
     ],
 )

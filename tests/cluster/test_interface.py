@@ -10,22 +10,26 @@ from cluster.environment import VARIABLES
 from tests.helpers.server import ROOT
 
 _OF_A_SERVER = """
-    --api-server-count --async-scheduling --attention-backend --block-size --chat-template
+    --allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-server-count
+    --async-scheduling --attention-backend --block-size --chat-template
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
-    --data-parallel-start-rank --device --dtype --enable-auto-tool-choice
+    --data-parallel-start-rank --device --disable-fastapi-docs --dtype --enable-auto-tool-choice
     --enable-chunked-prefill --enable-prefix-caching --host --kv-cache-memory-bytes
     --linear-backend --log-level --long-prefill-token-threshold --max-model-len
     --max-num-batched-tokens --max-num-seqs
-    --no-async-scheduling --no-data-parallel-hybrid-lb --no-enable-auto-tool-choice
+    --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
+    --no-disable-fastapi-docs --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --quantization
-    --ray-address --reasoning-parser --scheduling-policy --seed --served-model-name
+    --ray-address --reasoning-parser --root-path --scheduling-policy --seed --served-model-name
     --shutdown-timeout --startup-timeout --tensor-parallel-size --tool-call-parser
     --wire-port-range -dp -pp -tp
 """
 
 _NOT_OF_A_BATCH = """
+    --allow-credentials --allowed-headers --allowed-methods --allowed-origins
+    --disable-fastapi-docs --no-allow-credentials --no-disable-fastapi-docs --root-path
     --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-start-rank --host
     --no-data-parallel-hybrid-lb --port --shutdown-timeout
 """
