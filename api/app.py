@@ -24,6 +24,7 @@ from api.edge import Edge, Gate
 from api.routes import (
     chat,
     completions,
+    docs,
     health,
     metrics,
     models,
@@ -47,7 +48,10 @@ def build(service: Service) -> ASGIApp:
 def all_routes(service: Service) -> list[Route]:
     """The table of routes."""
     parts = (chat, completions, tokens, render, models, unserved, server, health, metrics)
-    return [route for part in parts for route in part.routes(service)]
+    table = [route for part in parts for route in part.routes(service)]
+    if service.config.has_docs:
+        table += docs.routes(service, table)
+    return table
 
 
 def framework(routes: Sequence[Route]) -> FastAPI:

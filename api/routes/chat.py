@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, errors, logprobs, message_plan, prompts, sse
+from api import answer, body, errors, logprobs, message_plan, openapi_fields, prompts, sse
 from api.conversation import Conversation
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
@@ -37,7 +37,24 @@ def routes(service: Service) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response:
         return await answer.respond(service, request, await read_job(service, request))
 
-    return [Route(("POST",), "/v1/chat/completions", create_chat_completion, is_hot=True)]
+    return [
+        Route(
+            ("POST",),
+            "/v1/chat/completions",
+            create_chat_completion,
+            is_hot=True,
+            summary="The next message of a conversation",
+            body=ChatBody,
+            raw_fields=openapi_fields.CHAT,
+            example={
+                "messages": [{"role": "user", "content": "What is a ring buffer?"}],
+                "max_tokens": 100,
+                "stream": True,
+            },
+            answer=ChatCompletion,
+            event=ChatChunk,
+        )
+    ]
 
 
 async def read_job(service: Service, request: Request) -> answer.Job:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, errors, prompts, sse
+from api import answer, body, errors, openapi_fields, prompts, sse
 from api.generate import Batch, Generation, Prompt
 from api.ids import new_id
 from api.logprobs import CompletionLogprobsWriter, for_prompt
@@ -34,7 +34,20 @@ def routes(service: Service) -> list[Route]:
     async def create_completion(request: Request) -> Response:
         return await answer.respond(service, request, await read_job(service, request))
 
-    return [Route(("POST",), "/v1/completions", create_completion, is_hot=True)]
+    return [
+        Route(
+            ("POST",),
+            "/v1/completions",
+            create_completion,
+            is_hot=True,
+            summary="How a text goes on",
+            body=CompletionBody,
+            raw_fields=openapi_fields.COMPLETION,
+            example={"prompt": "The sea is", "max_tokens": 40, "stream": True},
+            answer=Completion,
+            event=Completion,
+        )
+    ]
 
 
 async def read_job(service: Service, request: Request) -> answer.Job:

@@ -1,0 +1,182 @@
+"""The OpenAPI document says what the routes do, all of them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.app import all_routes
+from api.config import ApiConfig
+from api.engine_client import EngineClient
+from api.openapi import UNLISTED, document
+from api.routing import Route
+from api.service import Service
+
+
+class Shape(msgspec.Struct):
+    """What to draw."""
+
+    corners: msgspec.Raw
+    colour: msgspec.Raw = msgspec.Raw(b"null")
+    width: int = msgspec.field(name="line-width", default=1)
+
+
+class Drawing(msgspec.Struct):
+    svg: str
+
+
+class Stroke(msgspec.Struct):
+    to: list[int]
+
+
+async def endpoint(request: Request) -> Response:
+    return Response()
+
+
+def described(*routes: Route) -> Any:
+    return document(routes, version="1.2", model="m", root_path="")
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Route]]:
+    service = Service(ApiConfig(served_model_names=("m",)), EngineClient(1))
+    yield all_routes(service)
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def shown(table: list[Route]) -> Any:
+    return json.loads(json.dumps(described(*table)))
+
+
+def test_every_route_is_in_the_document(table: list[Route], shown: Any) -> None:
+    """With a summary; a body where one is taken; what comes back, and errors in their shape."""
+    for route in table:
+        path = route.path.replace(":path", "")
+        for method in set(route.methods) - UNLISTED:
+            operation = shown["paths"][path][method.lower()]
+            assert 0 < len(operation["summary"]) < 80, path
+            assert not operation["summary"].endswith("."), path
+            assert ("requestBody" in operation) == (route.body is not None), path
+            assert {"200", "4XX", "5XX"} <= operation["responses"].keys()
+            error = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+            assert error["$ref"].endswith("/ErrorBody")
+            assert ("{" in path) == any(p["in"] == "path" for p in operation.get("parameters", ()))
+
+
+def test_generating_routes_say_what_they_take_and_answer(table: list[Route]) -> None:
+    """Whoever adds one describes it: body, an example that fits it, answer, events."""
+    for route in table:
+        if route.is_hot:
+            assert route.body is not None, route.path
+            assert route.example is not None, route.path
+            assert route.answer is not None, route.path
+
+
+def test_operations_have_names_of_their_own(shown: Any) -> None:
+    """Client generators make functions of them."""
+    ids = [op["operationId"] for path in shown["paths"].values() for op in path.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_references_lead_somewhere(shown: Any) -> None:
+    """Each to a schema in the document."""
+
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                yield value["$ref"]
+            for each in value.values():
+                yield from references(each)
+        elif isinstance(value, list):
+            for each in value:
+                yield from references(each)
+
+    found = set(references(shown))
+    assert len(found) > 10
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in shown["components"]["schemas"]
+
+
+def test_examples_are_bodies_that_decode(table: list[Route]) -> None:
+    """As they stand, they are requests."""
+    for route in table:
+        if route.example is not None:
+            assert route.body is not None
+            msgspec.convert(
+                {name: _raw(value, route, name) for name, value in route.example.items()},
+                route.body,
+            )
+
+
+def _raw(value: Any, route: Route, name: str) -> Any:
+    return msgspec.Raw(msgspec.json.encode(value)) if name in route.raw_fields else value
+
+
+def test_fields_that_are_left_raw_are_described() -> None:
+    """By a type or a schema; names are those on the wire, and the others keep their own."""
+    raw_fields = {"corners": list[int], "colour": {"enum": ["red", "blue"]}}
+    body = described(Route(("POST",), "/draw", endpoint, body=Shape, raw_fields=raw_fields))
+
+    shape = body["components"]["schemas"]["Shape"]
+    assert shape["description"] == "What to draw."
+    assert shape["required"] == ["corners"]
+    assert shape["properties"] == {
+        "corners": {"type": "array", "items": {"type": "integer"}},
+        "colour": {"enum": ["red", "blue"]},
+        "line-width": {"type": "integer", "default": 1},
+    }
+
+
+def test_a_description_of_no_field_is_a_mistake() -> None:
+    """It would describe a field that has been renamed."""
+    route = Route(("POST",), "/draw", endpoint, body=Shape, raw_fields={"color": str})
+    with pytest.raises(ValueError, match="Shape has no fields color"):
+        described(route)
+
+
+def test_routes_share_types() -> None:
+    """A struct of several routes is one schema, whichever of them describes its raw fields."""
+    preview = Route(("POST",), "/preview", endpoint, body=Shape, answer=Drawing)
+    draw = Route(("POST",), "/draw", endpoint, body=Shape, raw_fields={"corners": list[int]})
+    shown = described(preview, draw)
+
+    assert shown["components"]["schemas"].keys() == {
+        "Shape",
+        "Drawing",
+        "ErrorBody",
+        "ErrorDetails",
+    }
+    assert shown["components"]["schemas"]["Shape"]["properties"]["corners"]["type"] == "array"
+
+
+def test_streams_are_noted() -> None:
+    """With what their events hold: chunks, or the error that ended them."""
+    route = Route(("POST",), "/draw", endpoint, body=Shape, answer=Drawing, event=Stroke)
+    content = described(route)["paths"]["/draw"]["post"]["responses"]["200"]["content"]
+
+    assert content["application/json"]["schema"]["$ref"].endswith("/Drawing")
+    kinds = [
+        each["$ref"].split("/")[-1] for each in content["text/event-stream"]["schema"]["anyOf"]
+    ]
+    assert kinds == ["Stroke", "ErrorBody"]
+
+
+def test_parameters_of_a_path_and_a_query_are_named() -> None:
+    """Those in the path are always there."""
+    route = Route(("GET",), "/drawings/{name:path}", endpoint, query={"scale": int})
+    (name, scale) = described(route)["paths"]["/drawings/{name}"]["get"]["parameters"]
+
+    assert (name["name"], name["in"], name["required"]) == ("name", "path", True)
+    assert (scale["name"], scale["in"], scale["schema"]) == ("scale", "query", {"type": "integer"})
+
+
+def test_the_proxy_s_prefix_is_where_the_routes_begin() -> None:
+    """So that clients made from the document ask there."""
+    assert described()["servers"] == [{"url": "/"}]
+    shown = document([], version="1", model="m", root_path="/llm")
+    assert shown["servers"] == [{"url": "/llm"}]
