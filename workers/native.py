@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from workers import atomic_folder
 from workers.attention.base import AttentionCall
 from workers.forward_context import BatchLayout
 from workers.kv_cache import LayerKV
-from workers.token_choice import GROUP
+from workers.token_choice import GROUP, Floats, Ints
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ _SIGNATURES = {
     "raywire_write_kv": (c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_int64),
     "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
     "raywire_best_tokens": (*[c_void_p] * 3, c_int64, c_int64, c_int),
+    "raywire_group_weights": (*[c_void_p] * 5, c_int64, c_int64, c_int),
     "raywire_layers_memory": (c_void_p,),
     "raywire_layers": (*[c_void_p] * 4, c_int, c_int),
 }
@@ -82,6 +84,7 @@ class Kernels:
         self._write_kv = library.raywire_write_kv
         self._attention = library.raywire_attention
         self._best_tokens = library.raywire_best_tokens
+        self._group_weights = library.raywire_group_weights
         self._layers = library.raywire_layers
         self._layers_memory = library.raywire_layers_memory
         self._layers_memory.restype = c_int64
@@ -274,6 +277,20 @@ class Kernels:
             self._num_threads,
         )
         return maxima, tokens
+
+    def group_weights(
+        self, logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats
+    ) -> Tensor:
+        """Return what `token_choice.group_weights` returns, but for rounding."""
+        best = maxima.amax(-1)[torch.from_numpy(rows)]
+        scale = torch.from_numpy((1.0 / temperature).astype(np.float32))
+        num_rows, vocab_size = len(rows), logits.shape[1]
+        weights = torch.empty(num_rows, maxima.shape[1], dtype=torch.float64)
+        self._group_weights(
+            *(logits.data_ptr(), rows.ctypes.data, best.data_ptr(), scale.data_ptr()),
+            *(weights.data_ptr(), num_rows, vocab_size, self._num_threads),
+        )
+        return weights
 
     def layers_memory(self, stack: ctypes.Structure) -> int:
         """Return how many elements of memory `layers` wants for each token."""

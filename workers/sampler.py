@@ -49,7 +49,7 @@ class Sampler:
         device: where the logits are.
         default_seed: start of the noise of requests without a seed. Engines that serve together
             should have different ones.
-        kernels: that look for the best tokens; None leaves it to torch.
+        kernels: that look for the best tokens and weigh groups; None leaves it to torch.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class Sampler:
             top_p=self._table.top_p[slots],
             min_p=self._table.min_p[slots],
         )
-        return token_choice.choose(logits, maxima, np.array(rows), cuts, uniform)
+        weigh = token_choice.group_weights if self._kernels is None else self._kernels.group_weights
+        return token_choice.choose(logits, maxima, np.array(rows), cuts, uniform, weigh)
 
     def _report(
         self,

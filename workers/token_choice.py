@@ -13,7 +13,7 @@ Every result depends on its own row only, bit for bit: sums run over the 128 val
 order over a row, never at once over a whole row, which torch splits by the number of threads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +86,30 @@ def group_sums(values: Tensor) -> Tensor:
     return sums
 
 
+GroupWeights = Callable[[Tensor, Tensor, Ints, Floats], Tensor]
+
+
+def group_weights(logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats) -> Tensor:
+    """Return the sum of `exp((logit - best) / temperature)` over each group, `[len(rows),
+    num_groups]` float64. Tokens that are too far from the best may weigh nothing.
+
+    Args:
+        logits: `[n, vocab]` float32, contiguous.
+        maxima: `group_maxima` of them.
+        rows: `[len(rows)]` int64: which rows.
+        temperature: of each of these.
+    """
+    size = chunk_rows(logits.shape[1])
+    parts = []
+    for first in range(0, len(rows), size):
+        where = _on_device(rows[first : first + size], logits)
+        scaled = logits.index_select(0, where)
+        scaled.sub_(maxima.index_select(0, where).amax(-1, keepdim=True))
+        divisor = _on_device(temperature[first : first + size], logits).to(scaled.dtype)
+        parts.append(group_sums(scaled.div_(divisor.unsqueeze(1)).exp_()))
+    return torch.cat(parts)
+
+
 def in_order_sum(sums: Tensor) -> Tensor:
     """Return the sum of each row, `[n]`, added from left to right."""
     return sums.cumsum(-1)[:, -1]
@@ -143,7 +167,14 @@ def _sort(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(1, token_ids), token_ids
 
 
-def choose(logits: Tensor, maxima: Tensor, rows: Ints, cuts: Cuts, uniform: Floats) -> Ints:
+def choose(
+    logits: Tensor,
+    maxima: Tensor,
+    rows: Ints,
+    cuts: Cuts,
+    uniform: Floats,
+    group_weights: GroupWeights = group_weights,
+) -> Ints:
     """Draw one token for each of some rows, `[len(rows)]`, on the host.
 
     Args:
@@ -152,19 +183,21 @@ def choose(logits: Tensor, maxima: Tensor, rows: Ints, cuts: Cuts, uniform: Floa
         rows: which rows.
         cuts: temperature and limits, one for each of `rows`.
         uniform: the noise, between 0 and 1, one for each of `rows`.
+        group_weights: the function of this name, or what does the same.
     """
     vocab_size = logits.shape[1]
     is_limited = (cuts.min_p > 0) | (cuts.top_k < vocab_size)
     is_cut = is_limited | (cuts.top_p < 1)
     tokens = np.zeros(len(rows), np.int64)
-    for part in _chunks(~is_cut, vocab_size):
-        weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
-        tokens[part] = _draw(weights, _on_device(uniform[part], logits)).cpu().numpy()
+    if (part := (~is_cut).nonzero()[0]).size:
+        weights = group_weights(logits, maxima, rows[part], cuts.temperature[part])
+        drawn = _draw(logits, maxima, weights, rows[part], cuts.temperature[part], uniform[part])
+        tokens[part] = drawn.cpu().numpy()
     # Top-p of a row without other limits is a share of the whole vocabulary's weight.
     totals = np.full(len(rows), np.nan)
-    for part in _chunks(is_cut & ~is_limited, vocab_size):
-        weights = _weights(logits, maxima, rows[part], cuts.temperature[part])
-        totals[part] = in_order_sum(group_sums(weights)).cpu().numpy()
+    if (part := (is_cut & ~is_limited).nonzero()[0]).size:
+        weights = group_weights(logits, maxima, rows[part], cuts.temperature[part])
+        totals[part] = in_order_sum(weights).cpu().numpy()
     is_pending = is_cut
     for size in (*(level for level in LEVELS if level < vocab_size), vocab_size):
         fits = (cuts.top_k < size) | (cuts.top_k >= vocab_size)
@@ -210,27 +243,22 @@ def _draw_cut(
     return places, values[every, decisive - 1] > values[:, -1]
 
 
-def _weights(logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats) -> Tensor:
-    """Return `exp((logit - best) / temperature)` of some rows, `[len(rows), vocab]` float32."""
-    first, last = int(rows[0]), int(rows[-1])
-    if len(rows) == last - first + 1:  # neighbours need no copy first
-        best = maxima[first : last + 1].amax(-1, keepdim=True)
-        scaled = logits[first : last + 1] - best
-    else:
-        where = _on_device(rows, logits)
-        best = maxima.index_select(0, where).amax(-1, keepdim=True)
-        scaled = logits.index_select(0, where).sub_(best)
-    if (temperature != 1).any():
-        scaled.div_(_on_device(temperature, logits).to(scaled.dtype).unsqueeze(1))
-    return scaled.exp_()
-
-
-def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token of each row by weight, `[n]`."""
-    vocab_size = weights.shape[1]
-    groups, share = _invert(group_sums(weights).cumsum(-1), uniform)
-    token_ids = _members(groups, vocab_size)
-    inside = weights.gather(1, token_ids).double()
+def _draw(
+    logits: Tensor,
+    maxima: Tensor,
+    weights: Tensor,
+    rows: Ints,
+    temperature: Floats,
+    uniform: Floats,
+) -> Tensor:
+    """Draw one token of each of some rows, `[len(rows)]`: first a group by its weight, then one of
+    its tokens."""
+    vocab_size = logits.shape[1]
+    groups, share = _invert(weights.cumsum(-1), _on_device(uniform, logits))
+    token_ids, where = _members(groups, vocab_size), _on_device(rows, logits)
+    inside = logits.take(token_ids + (where * vocab_size).unsqueeze(1)).double()
+    inside -= _take(maxima.index_select(0, where), groups).unsqueeze(1)
+    inside.div_(_on_device(temperature, logits).unsqueeze(1)).exp_()
     inside.masked_fill_(_is_repeat(groups, vocab_size), 0.0)
     return _take(token_ids, _invert(inside.cumsum(-1), share)[0])
 

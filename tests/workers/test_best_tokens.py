@@ -1,5 +1,6 @@
 """The kernel that looks for the best tokens finds those that torch finds."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,3 +63,22 @@ def test_a_sampler_chooses_the_same_with_and_without(params: SamplingParams) -> 
             sampler.add(str(row), params, torch.zeros(1), torch.zeros(0))
         found.append(sampler.sample(logits.clone(), ["0", "1", "2", "3"]).token_ids.tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_groups_weigh_what_torch_says(vocab_size: int) -> None:
+    """At any temperature, also where tokens are masked, for rows in any order; and a row's weights
+    are the same bits whatever else is asked for."""
+    logits = 3 * random_logits(5, vocab_size)
+    logits[1:3].masked_fill_(random_logits(2, vocab_size) > 0, -torch.inf)
+    logits[:, 0] = 4.0
+    maxima = token_choice.group_maxima(logits)
+    rows, temperature = np.array([4, 1, 2]), np.array([0.01, 1.0, 3.7])
+    kernels = backend().kernels
+
+    found = kernels.group_weights(logits, maxima, rows, temperature)
+
+    expected = token_choice.group_weights(logits, maxima, rows, temperature)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)
+    alone = kernels.group_weights(logits, maxima, rows[1:2], temperature[1:2])
+    assert torch.equal(found[1:2], alone)
