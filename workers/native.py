@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ConfigError
@@ -26,7 +27,7 @@ from workers import atomic_folder
 from workers.attention.base import AttentionCall
 from workers.forward_context import BatchLayout
 from workers.kv_cache import LayerKV
-from workers.token_choice import GROUP, Floats, Ints
+from workers.token_choice import GROUP, Depth, Floats, Ints
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ _LIBRARY = "kernels.so"
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread")
 _DOT, _FLOAT, _INT8 = 0, 1, 2
 _BLOCK = 16
+_BINS = 4096
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "silu": 2}
 
 _SIGNATURES = {
@@ -55,6 +57,8 @@ _SIGNATURES = {
     "raywire_attention": (*[c_void_p] * 8, *[c_int64] * 8, c_float, c_float, c_int, c_int),
     "raywire_best_tokens": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_group_weights": (*[c_void_p] * 5, c_int64, c_int64, c_int),
+    "raywire_find_cuts": (*[c_void_p] * 10, c_int64, c_int64, c_int),
+    "raywire_tokens_above": (*[c_void_p] * 9, c_int64, c_int64, c_int),
     "raywire_layers_memory": (c_void_p,),
     "raywire_layers": (*[c_void_p] * 4, c_int, c_int),
 }
@@ -85,6 +89,8 @@ class Kernels:
         self._attention = library.raywire_attention
         self._best_tokens = library.raywire_best_tokens
         self._group_weights = library.raywire_group_weights
+        self._find_cuts = library.raywire_find_cuts
+        self._tokens_above = library.raywire_tokens_above
         self._layers = library.raywire_layers
         self._layers_memory = library.raywire_layers_memory
         self._layers_memory.restype = c_int64
@@ -282,15 +288,41 @@ class Kernels:
         self, logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats
     ) -> Tensor:
         """Return what `token_choice.group_weights` returns, but for rounding."""
-        best = maxima.amax(-1)[torch.from_numpy(rows)]
-        scale = torch.from_numpy((1.0 / temperature).astype(np.float32))
+        best, scale = _best_and_scale(maxima, rows, temperature)
         num_rows, vocab_size = len(rows), logits.shape[1]
         weights = torch.empty(num_rows, maxima.shape[1], dtype=torch.float64)
         self._group_weights(
-            *(logits.data_ptr(), rows.ctypes.data, best.data_ptr(), scale.data_ptr()),
+            *(logits.data_ptr(), rows.ctypes.data, best.ctypes.data, scale.ctypes.data),
             *(weights.data_ptr(), num_rows, vocab_size, self._num_threads),
         )
         return weights
+
+    def tokens_above(
+        self, logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats, depth: Depth
+    ) -> list[tuple[NDArray[np.float32], Ints] | None]:
+        """See `token_choice.RowScans`."""
+        best, scale = _best_and_scale(maxima, rows, temperature)
+        num_rows, vocab_size = len(rows), logits.shape[1]
+        bin_sizes = np.empty((num_rows, _BINS), np.uint32)
+        cuts, sizes = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+        inputs = (logits.data_ptr(), rows.ctypes.data, best.ctypes.data, scale.ctypes.data)
+        shape = (num_rows, vocab_size, self._num_threads)
+        self._find_cuts(
+            *inputs,
+            *(depth.weight.ctypes.data, depth.count.ctypes.data, depth.distance.ctypes.data),
+            *(bin_sizes.ctypes.data, cuts.ctypes.data, sizes.ctypes.data, *shape),
+        )
+        ends = sizes.cumsum()
+        begins = ends - sizes
+        values, token_ids = np.empty(ends[-1], np.float32), np.empty(ends[-1], np.int64)
+        self._tokens_above(
+            *(*inputs, bin_sizes.ctypes.data, cuts.ctypes.data, begins.ctypes.data),
+            *(values.ctypes.data, token_ids.ctypes.data, *shape),
+        )
+        return [
+            (values[begin:end], token_ids[begin:end]) if begin < end else None
+            for begin, end in zip(begins, ends, strict=True)
+        ]
 
     def layers_memory(self, stack: ctypes.Structure) -> int:
         """Return how many elements of memory `layers` wants for each token."""
@@ -319,6 +351,14 @@ class Kernels:
                 self.linear(x, weight, None, out)
                 took[self._arithmetic] = min(took[self._arithmetic], time.thread_time() - began)
         return min(took, key=took.__getitem__)
+
+
+def _best_and_scale(
+    maxima: Tensor, rows: Ints, temperature: Floats
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    best = maxima.numpy()[rows].max(-1)
+    with np.errstate(over="ignore"):
+        return best, (1.0 / temperature).astype(np.float32)
 
 
 def load(cache_dir: Path, num_threads: int) -> Kernels | None:

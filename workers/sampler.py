@@ -156,8 +156,7 @@ class Sampler:
             top_p=self._table.top_p[slots],
             min_p=self._table.min_p[slots],
         )
-        weigh = token_choice.group_weights if self._kernels is None else self._kernels.group_weights
-        return token_choice.choose(logits, maxima, np.array(rows), cuts, uniform, weigh)
+        return token_choice.choose(logits, maxima, np.array(rows), cuts, uniform, self._kernels)
 
     def _report(
         self,

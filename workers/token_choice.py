@@ -13,8 +13,9 @@ Every result depends on its own row only, bit for bit: sums run over the 128 val
 order over a row, never at once over a whole row, which torch splits by the number of threads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ LEVELS = (64, 1024)
 
 CHUNK_BYTES = 4 << 20
 """Rows are copied in chunks of this size: they stay in the cache, and memory stays bounded."""
+
+_ROUNDED_UP = 1 + 1e-9
+"""Sums of weights differ by less than this, in whatever order they were added."""
 
 _FARTHEST = 745.0
 """exp(-745) is the least positive float64: a token farther from the best has no weight."""
@@ -56,6 +60,35 @@ class Cuts:
 
     def of(self, part: Ints) -> "Cuts":
         return Cuts(self.temperature[part], self.min_p[part], self.top_k[part], self.top_p[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How far down some rows have to be looked at, `[n]` each: the first that is reached ends it.
+    Infinity, or the largest integer, never is."""
+
+    weight: Floats
+    """float64: of the best tokens together, where the best one weighs 1."""
+    count: Ints
+    """int64: of tokens."""
+    distance: Floats
+    """float64: from the best logit, in units of the temperature."""
+
+
+class RowScans(Protocol):
+    """Passes over whole rows, which compiled code does a few times as fast."""
+
+    def group_weights(
+        self, logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats
+    ) -> Tensor:
+        """As the function of this name."""
+
+    def tokens_above(
+        self, logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats, depth: Depth
+    ) -> list[tuple[NDArray[np.float32], Ints] | None]:
+        """Return for each row the logits and ids of all tokens down to where it has to be looked
+        at, or somewhat farther: the best first, and the lowest id first among equals. None where
+        that is too far."""
 
 
 def group_maxima(logits: Tensor) -> Tensor:
@@ -84,9 +117,6 @@ def group_sums(values: Tensor) -> Tensor:
     if rest:
         sums[:, num_whole] = values[:, num_whole * GROUP :].sum(-1)
     return sums
-
-
-GroupWeights = Callable[[Tensor, Tensor, Ints, Floats], Tensor]
 
 
 def group_weights(logits: Tensor, maxima: Tensor, rows: Ints, temperature: Floats) -> Tensor:
@@ -173,7 +203,7 @@ def choose(
     rows: Ints,
     cuts: Cuts,
     uniform: Floats,
-    group_weights: GroupWeights = group_weights,
+    scans: RowScans | None = None,
 ) -> Ints:
     """Draw one token for each of some rows, `[len(rows)]`, on the host.
 
@@ -183,31 +213,82 @@ def choose(
         rows: which rows.
         cuts: temperature and limits, one for each of `rows`.
         uniform: the noise, between 0 and 1, one for each of `rows`.
-        group_weights: the function of this name, or what does the same.
+        scans: None leaves them to torch.
     """
     vocab_size = logits.shape[1]
+    weigh = group_weights if scans is None else scans.group_weights
     is_limited = (cuts.min_p > 0) | (cuts.top_k < vocab_size)
     is_cut = is_limited | (cuts.top_p < 1)
     tokens = np.zeros(len(rows), np.int64)
     if (part := (~is_cut).nonzero()[0]).size:
-        weights = group_weights(logits, maxima, rows[part], cuts.temperature[part])
+        weights = weigh(logits, maxima, rows[part], cuts.temperature[part])
         drawn = _draw(logits, maxima, weights, rows[part], cuts.temperature[part], uniform[part])
         tokens[part] = drawn.cpu().numpy()
     # Top-p of a row without other limits is a share of the whole vocabulary's weight.
     totals = np.full(len(rows), np.nan)
     if (part := (is_cut & ~is_limited).nonzero()[0]).size:
-        weights = group_weights(logits, maxima, rows[part], cuts.temperature[part])
+        weights = weigh(logits, maxima, rows[part], cuts.temperature[part])
         totals[part] = in_order_sum(weights).cpu().numpy()
     is_pending = is_cut
-    for size in (*(level for level in LEVELS if level < vocab_size), vocab_size):
-        fits = (cuts.top_k < size) | (cuts.top_k >= vocab_size)
-        for part in _chunks(is_pending & fits, vocab_size):
-            found = candidates(logits, maxima, _on_device(rows[part], logits), size)
-            values, token_ids = (each.cpu().numpy() for each in found)
-            places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
-            tokens[part] = token_ids[np.arange(len(part)), places]
-            is_pending[part] = ~is_certain & (size < vocab_size)
+    looks = _looks(logits, maxima, rows, cuts, totals, is_pending, scans)
+    for part, values, token_ids in looks:
+        places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
+        tokens[part] = token_ids[np.arange(len(part)), places]
+        is_pending[part] = ~is_certain
     return tokens
+
+
+def _looks(
+    logits: Tensor,
+    maxima: Tensor,
+    rows: Ints,
+    cuts: Cuts,
+    totals: Floats,
+    is_pending: NDArray[np.bool_],
+    scans: RowScans | None,
+) -> Iterator[tuple[Ints, Floats, Ints]]:
+    """Yield the best tokens of rows that are pending, more and more of them: which rows, and their
+    logits and token ids, best first. After the last look no row is pending."""
+    vocab_size = logits.shape[1]
+    fits_none = cuts.top_k >= vocab_size
+    # With scans, the second look is at what a cut needs.
+    levels = LEVELS if scans is None else LEVELS[:1]
+    for size in (level for level in levels if level < vocab_size):
+        for part in _chunks(is_pending & (fits_none | (cuts.top_k < size)), vocab_size):
+            found = candidates(logits, maxima, _on_device(rows[part], logits), size)
+            yield part, found[0].cpu().numpy(), found[1].cpu().numpy()
+    if scans is not None and is_pending.any():
+        yield from _tokens_above_cuts(logits, maxima, rows, cuts, totals, is_pending, scans)
+    for part in _chunks(is_pending, vocab_size):
+        values, token_ids = _sort(logits.index_select(0, _on_device(rows[part], logits)))
+        yield part, values.cpu().numpy(), token_ids.cpu().numpy()
+
+
+def _tokens_above_cuts(
+    logits: Tensor,
+    maxima: Tensor,
+    rows: Ints,
+    cuts: Cuts,
+    totals: Floats,
+    is_pending: NDArray[np.bool_],
+    scans: RowScans,
+) -> Iterator[tuple[Ints, Floats, Ints]]:
+    """As `_looks`: all tokens that the cuts of a row may leave, row by row."""
+    pending = is_pending.nonzero()[0]
+    top_k, min_p = cuts.top_k[pending], cuts.min_p[pending]
+    shares = cuts.top_p[pending] * totals[pending] * _ROUNDED_UP
+    with np.errstate(divide="ignore"):
+        depth = Depth(
+            weight=np.where(np.isnan(shares), np.inf, shares),
+            count=np.where(top_k < logits.shape[1], top_k, np.iinfo(np.int64).max),
+            distance=-np.log(min_p),
+        )
+    found = scans.tokens_above(logits, maxima, rows[pending], cuts.temperature[pending], depth)
+    for index, tokens in zip(pending, found, strict=True):
+        if tokens is not None:
+            # The one after the last is as bad as can be: no other token is worth a look.
+            values = np.append(tokens[0], np.float32(-np.inf))
+            yield np.array([index]), values[None], np.append(tokens[1], 0)[None]
 
 
 def _draw_cut(

@@ -82,3 +82,39 @@ def test_groups_weigh_what_torch_says(vocab_size: int) -> None:
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)
     alone = kernels.group_weights(logits, maxima, rows[1:2], temperature[1:2])
     assert torch.equal(found[1:2], alone)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 1000, 40_001])
+def test_tokens_above_a_cut_come_sorted(vocab_size: int) -> None:
+    """All of them, whether a weight, a number or a distance says where to cut, and among ties."""
+    logits = (3 * random_logits(6, vocab_size)).bfloat16().float()
+    logits[5, 1:] = -torch.inf
+    maxima = token_choice.group_maxima(logits)
+    rows, temperature = np.array([3, 1, 0, 5]), np.array([1.0, 0.5, 2.0, 1.0])
+    weights = token_choice.group_weights(logits, maxima, rows, temperature).sum(-1).numpy()
+    never = np.iinfo(np.int64).max
+    depth = token_choice.Depth(
+        weight=np.array([0.9 * weights[0], np.inf, np.inf, 0.5]),
+        count=np.array([never, 100, never, never]),
+        distance=np.array([np.inf, np.inf, 3.0, np.inf]),
+    )
+
+    found = backend().kernels.tokens_above(logits, maxima, rows, temperature, depth)
+
+    for i, row in enumerate(rows):
+        best, order = logits[row].sort(descending=True, stable=True)
+        tokens = found[i]
+        if tokens is None:  # the whole row holds less than was asked for
+            assert vocab_size < 100
+            continue
+        values, token_ids = tokens
+        assert values.tolist() == best[: len(values)].tolist()
+        assert token_ids.tolist() == order[: len(values)].tolist()
+        distance = (best[0] - best).double().numpy() / temperature[i]
+        reached = (
+            (np.exp(-distance).cumsum() >= depth.weight[i])
+            | (np.arange(1, vocab_size + 1) >= depth.count[i])
+            | (distance >= depth.distance[i])
+        )
+        assert len(values) > reached.argmax()
+        assert len(values) <= 1.1 * reached.argmax() + 100

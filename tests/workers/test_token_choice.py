@@ -1,6 +1,7 @@
 """Choosing tokens without sorting gives exactly what sorting would give."""
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 from tests.helpers import plain_sampling
+from tests.helpers.built_kernels import backend
 from workers import token_choice
-from workers.token_choice import Cuts
+from workers.token_choice import Cuts, RowScans
 
 NUM_DRAWS = 500
 
@@ -39,7 +41,13 @@ def cuts_of(params: SamplingParams, num_rows: int, vocab_size: int) -> Cuts:
     )
 
 
-def frequencies(logits: Tensor, params: SamplingParams) -> np.ndarray:
+@pytest.fixture(params=["torch", "kernels"])
+def scans(request: pytest.FixtureRequest) -> RowScans | None:
+    """What passes over whole rows."""
+    return None if request.param == "torch" else backend().kernels
+
+
+def frequencies(logits: Tensor, params: SamplingParams, scans: RowScans | None) -> np.ndarray:
     """Draw from one row with noise that is spread evenly: each token comes up as often as its
     probability says, give or take one."""
     vocab_size = logits.shape[0]
@@ -52,13 +60,16 @@ def frequencies(logits: Tensor, params: SamplingParams) -> np.ndarray:
         rows,
         cuts_of(params, NUM_DRAWS, vocab_size),
         uniform,
+        scans,
     )
     return np.bincount(tokens, minlength=vocab_size) / NUM_DRAWS
 
 
-def assert_distributed(logits: Tensor, params: SamplingParams) -> None:
+def assert_distributed(
+    logits: Tensor, params: SamplingParams, scans: RowScans | None = None
+) -> None:
     expected = plain_sampling.probabilities(logits.double().numpy(), params)
-    found = frequencies(logits, params)
+    found = frequencies(logits, params, scans)
     assert not found[expected == 0].any()
     assert abs(found - expected).max() <= 1.01 / NUM_DRAWS
 
@@ -132,47 +143,52 @@ CASES = {
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("spread", [0.5, 3.0, 8.0])
-def test_draws_follow_the_plain_definition(params: SamplingParams, spread: float) -> None:
+def test_draws_follow_the_plain_definition(
+    params: SamplingParams, spread: float, scans: RowScans | None
+) -> None:
     """Every cut, alone and together, gives the probabilities of the textbook."""
-    assert_distributed(random_logits(1, 1_700, spread=spread)[0], params)
+    assert_distributed(random_logits(1, 1_700, spread=spread)[0], params, scans)
 
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 def test_few_candidates_lead_to_the_same_draws(
-    params: SamplingParams, spread: float, monkeypatch: pytest.MonkeyPatch
+    params: SamplingParams, spread: float, monkeypatch: pytest.MonkeyPatch, scans: RowScans | None
 ) -> None:
     """A row whose candidates do not suffice gets more of them, and at last all."""
     monkeypatch.setattr(token_choice, "LEVELS", (3, 5))
 
-    assert_distributed(random_logits(1, 3_001, spread=spread)[0], params)
+    assert_distributed(random_logits(1, 3_001, spread=spread)[0], params, scans)
 
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("levels", [(64, 1024), (3, 5)])
 def test_ties_are_cut_by_id(
-    params: SamplingParams, levels: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    params: SamplingParams,
+    levels: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    scans: RowScans | None,
 ) -> None:
     """Logits that came from bfloat16 often tie; a cut through equals keeps the lower ids."""
     monkeypatch.setattr(token_choice, "LEVELS", levels)
 
-    assert_distributed((random_logits(1, 3_000)[0] * 2).round() / 2, params)
+    assert_distributed((random_logits(1, 3_000)[0] * 2).round() / 2, params, scans)
 
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
-def test_impossible_tokens_are_never_drawn(params: SamplingParams) -> None:
+def test_impossible_tokens_are_never_drawn(params: SamplingParams, scans: RowScans | None) -> None:
     """Tokens at minus infinity stay out, however few are left."""
     logits = torch.full((3_000,), -torch.inf)
     logits[[5, 128, 2_999]] = torch.tensor([1.0, 1.5, 2.0])
 
-    assert_distributed(logits, params)
+    assert_distributed(logits, params, scans)
 
 
-def test_a_large_vocabulary_is_sampled_by_its_groups() -> None:
+def test_a_large_vocabulary_is_sampled_by_its_groups(scans: RowScans | None) -> None:
     """The same at a size where the real levels go through the groups."""
     logits = random_logits(1, 70_001, spread=4.0)[0]
 
-    assert_distributed(logits, SamplingParams(top_p=0.95))
+    assert_distributed(logits, SamplingParams(top_p=0.95), scans)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -184,6 +200,7 @@ def test_a_large_vocabulary_is_sampled_by_its_groups() -> None:
     top_k=st.sampled_from([0, 1, 2, 7, 63, 64, 65, 1000]),
     top_p=st.sampled_from([1e-4, 0.1, 0.5, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.001, 0.1, 0.9]),
+    with_kernels=st.booleans(),
 )
 def test_any_parameters_give_the_plain_distribution(
     vocab_size: int,
@@ -193,17 +210,21 @@ def test_any_parameters_give_the_plain_distribution(
     top_k: int,
     top_p: float,
     min_p: float,
+    with_kernels: bool,
 ) -> None:
     """No combination of limits and ties makes an exception or another distribution."""
     logits = random_logits(1, vocab_size, seed)[0].round(decimals=decimals)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    assert_distributed(logits, params)
+    with patch.object(token_choice, "LEVELS", (2, 5)):
+        assert_distributed(logits, params, backend().kernels if with_kernels else None)
 
 
 @pytest.mark.parametrize("vocab_size", [200, 40_001])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_broken_logits_give_some_token_and_no_error(vocab_size: int, broken: float) -> None:
+def test_broken_logits_give_some_token_and_no_error(
+    vocab_size: int, broken: float, scans: RowScans | None
+) -> None:
     """A model that overflows spoils its own row, never the step."""
     logits = torch.full((1, vocab_size), broken)
 
@@ -214,12 +235,13 @@ def test_broken_logits_give_some_token_and_no_error(vocab_size: int, broken: flo
             np.array([0]),
             cuts_of(params, 1, vocab_size),
             np.array([0.5]),
+            scans,
         )
         assert 0 <= tokens[0] < vocab_size
 
 
 @pytest.mark.parametrize("uniform", [2.0**-53, 1 - 2.0**-53])
-def test_extreme_noise_hits_a_possible_token(uniform: float) -> None:
+def test_extreme_noise_hits_a_possible_token(uniform: float, scans: RowScans | None) -> None:
     """The least and the largest number that noise can be end inside the distribution."""
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, 200:700] = random_logits(1, 500)[0]
@@ -231,5 +253,6 @@ def test_extreme_noise_hits_a_possible_token(uniform: float) -> None:
             np.array([0]),
             cuts_of(params, 1, 1000),
             np.array([uniform]),
+            scans,
         )
         assert 200 <= tokens[0] < 700

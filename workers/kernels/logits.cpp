@@ -1,13 +1,21 @@
-// What sampling needs of rows of logits, by groups of 128: the largest logit of each, with the best
+// What sampling needs of rows of logits. By groups of 128: the largest logit of each, with the best
 // token of the row; and the weight of each, which is the sum of e^((logit - best) / temperature).
+// And where a cut goes deep into a row, all tokens above it, sorted:
+//
+//     distance from the best    0     1/64    2/64    3/64               64
+//     tokens                    |  3    |   0   |  17   |  …       |  902  |  never looked at
+//                                                       ^ the cut; the bins before it are filled
+//                                                         from the row and sorted one by one
 //
 // Either reads every logit once, 4 bytes each: for two or three operations, bound by memory, or by
 // the cache where the head has just written them; for about twenty, bound by them. Threads take
 // stretches of a row, and nothing but the groups' numbers is written. For the best token, the largest
 // of the groups' maxima says in which of them it is, and only that one is read again.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 
 #include "bf16.h"
 #include "threads.h"
@@ -49,6 +57,45 @@ double weight_of(const float* x, int64_t count, float best, float scale) {
         total += weigh(rest);
     }
     return sum(total);
+}
+
+constexpr int64_t BINS = 4096, BINS_PER_UNIT = 64;  // of distances, in units of the temperature
+
+// The same for equal logits, and never less for a lower one, however it is rounded.
+Ints bin_of(Floats x, float best, float scale) {
+    const Floats place = (best - x) * (scale * BINS_PER_UNIT);
+    return __builtin_convertvector(place < float(BINS) ? place : all(float(BINS)), Ints);
+}
+
+// Visit all tokens of a row, a vector of bins at a time. What is no number is far away.
+template <typename Visit>
+void for_each_bin(const float* x, int64_t count, float best, float scale, const Visit& visit) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) visit(bin_of(load<Floats>(x + i), best, scale), i, LANES);
+    if (i < count) {
+        Floats rest = {};
+        memcpy(&rest, x + i, sizeof(float) * (count - i));
+        visit(bin_of(rest, best, scale), i, int(count - i));
+    }
+}
+
+// The first bin up to which tokens weigh `weight`, or are `count`, or reach `farthest`; BINS if none.
+int64_t last_bin(const uint32_t* sizes, double weight, int64_t count, double farthest) {
+    double sum = 0.0;
+    int64_t seen = 0;
+    for (int64_t bin = 0; bin < BINS; ++bin) {
+        seen += sizes[bin];
+        sum += sizes[bin] * std::exp(-double(bin + 1) / BINS_PER_UNIT);  // at the least
+        if (sum >= weight || seen >= count || bin >= farthest * BINS_PER_UNIT + 1) return bin;
+    }
+    return BINS;
+}
+
+// Integers that order like (logit, -token), the best first.
+uint64_t key_of(float logit, int64_t token) {
+    const uint32_t word = bits<uint32_t>(logit + 0.0f);  // -0 equals 0
+    const uint32_t rising = word >> 31 ? ~word : word | 1u << 31;
+    return uint64_t(~rising) << 32 | uint32_t(token);
 }
 
 template <typename Visit>
@@ -97,5 +144,52 @@ void raywire_group_weights(
             const float* const group = logits + rows[i] * vocab_size + first;
             weights[i * num_groups + first / GROUP] = weight_of(group, count, best[i], scale[i]);
         });
+}
+
+// Find the bin down to which some rows have to be looked at, BINS if that is too far; with it, how
+// many tokens each bin has, `[num_rows, BINS]`, and all of these bins together.
+void raywire_find_cuts(
+    const float* logits, const int64_t* rows, const float* best, const float* scale,
+    const double* weights, const int64_t* counts, const double* farthest, uint32_t* bin_sizes,
+    int64_t* cuts, int64_t* sizes, int64_t num_rows, int64_t vocab_size, int num_threads) {
+    raywire::parallel_for(num_rows, num_threads, [&](int64_t i) {
+        uint32_t found[2][BINS + 1] = {};  // two, so that equal neighbours do not wait for each other
+        for_each_bin(
+            logits + rows[i] * vocab_size, vocab_size, best[i], scale[i],
+            [&](Ints bin, int64_t, int count) {
+                for (int lane = 0; lane < count; ++lane) ++found[lane & 1][bin[lane]];
+            });
+        uint32_t* const of_bins = bin_sizes + i * BINS;
+        for (int64_t bin = 0; bin < BINS; ++bin) of_bins[bin] = found[0][bin] + found[1][bin];
+        cuts[i] = last_bin(of_bins, weights[i], counts[i], farthest[i]);
+        sizes[i] = cuts[i] == BINS ? 0 : std::accumulate(of_bins, of_bins + cuts[i] + 1, int64_t{0});
+    });
+}
+
+// Write the tokens of some rows down to their cuts, from `begins[i]` on: the best first, and the
+// lowest id first among equals.
+void raywire_tokens_above(
+    const float* logits, const int64_t* rows, const float* best, const float* scale,
+    const uint32_t* bin_sizes, const int64_t* cuts, const int64_t* begins, float* values,
+    int64_t* tokens, int64_t num_rows, int64_t vocab_size, int num_threads) {
+    raywire::parallel_for(num_rows, num_threads, [&](int64_t i) {
+        if (cuts[i] == BINS) return;
+        const float* const row = logits + rows[i] * vocab_size;
+        const uint32_t* const of_bins = bin_sizes + i * BINS;
+        int64_t ends[BINS];
+        std::exclusive_scan(of_bins, of_bins + cuts[i] + 1, ends, begins[i]);
+        uint64_t* const keys = reinterpret_cast<uint64_t*>(tokens);
+        for_each_bin(row, vocab_size, best[i], scale[i], [&](Ints bin, int64_t first, int count) {
+            for (int lane = 0; lane < count; ++lane)
+                if (bin[lane] <= cuts[i])
+                    keys[ends[bin[lane]]++] = key_of(row[first + lane], first + lane);
+        });
+        for (int64_t bin = 0; bin <= cuts[i]; ++bin)
+            std::sort(keys + ends[bin] - of_bins[bin], keys + ends[bin]);
+        for (int64_t at = begins[i]; at < ends[cuts[i]]; ++at) {
+            tokens[at] = uint32_t(keys[at]);
+            values[at] = row[tokens[at]];
+        }
+    });
 }
 }
