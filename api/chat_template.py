@@ -63,19 +63,15 @@ class ChatTemplate:
     Args:
         templates: by name; "default" is used, or "tool_use" where tools are given.
         special_tokens: variables such as `bos_token`.
-        marks: which tokens are marked, in whose words.
 
     Raises:
         ConfigError: a template is no valid Jinja.
     """
 
     def __init__(
-        self,
-        templates: Mapping[str, str],
-        special_tokens: Mapping[str, str] | None = None,
-        marks: ChatMarks = NO_MARKS,
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
-        self._marks = marks
+        self._marks = NO_MARKS
         self._special_tokens = dict(special_tokens or {})
         environment = _environment()
         self._templates = {
@@ -93,10 +89,14 @@ class ChatTemplate:
     def load(cls, tokenizer: Tokenizer, template: str | None = None) -> "ChatTemplate":
         """The template that comes with the tokenizer, or `template` in its place."""
         templates = tokenizer.chat_templates if template is None else {"default": template}
-        marks = ChatMarks(
-            tokenizer.typed_special_tokens, tokenizer.added_token_texts, templates.values()
+        loaded = cls(templates, tokenizer.special_tokens)
+        loaded._marks = ChatMarks(
+            tokenizer.special_token_texts,
+            tokenizer.added_token_texts,
+            "".join(map(loaded._render_turns, templates)),
+            templates.values(),
         )
-        return cls(templates, tokenizer.special_tokens, marks)
+        return loaded
 
     @property
     def source(self) -> str | None:
@@ -151,10 +151,10 @@ class ChatTemplate:
         text = self._run(
             name,
             {
-                **_plain(variables, "chat_template_kwargs", marks.of_system),
+                **_plain(variables, "chat_template_kwargs", marks.of_developer),
                 **self._special_tokens,
                 "messages": conversation,
-                "tools": _plain(tools, "tools", marks.of_system),
+                "tools": _plain(tools, "tools", marks.of_developer),
                 "documents": _plain(documents, "documents", marks.of_others),
                 "add_generation_prompt": add_generation_prompt,
             },
@@ -196,6 +196,14 @@ class ChatTemplate:
         except InvalidRequestError:
             return False
         return "probe" in text and "'text'" not in text and '"text"' not in text
+
+    def _render_turns(self, name: str) -> str:
+        """Two turns and the beginning of a third; nothing where the template wants other ones."""
+        roles = ("user", "assistant", "user")
+        try:
+            return self._render_plainly(name, [{"role": r, "content": "probe"} for r in roles])
+        except InvalidRequestError:
+            return ""
 
     def _render_plainly(self, name: str, messages: Sequence[Message]) -> str:
         """Messages that need no preparation, without anything beside them."""

@@ -70,7 +70,7 @@ class Tokenizer:
 
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.added_token_texts = frozenset(token.content for token in added.values())
-        self._special_token_texts = [token.content for token in added.values() if token.special]
+        self.special_token_texts = frozenset(t.content for t in added.values() if t.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Tokens that have a name. The model's embedding may have more rows."""
 
@@ -176,7 +176,7 @@ class Tokenizer:
     @functools.cached_property
     def typed_special_tokens(self) -> TypedTokens:
         """To mark special tokens in texts, which are then encoded like any other text."""
-        return TypedTokens(self._special_token_texts)
+        return TypedTokens(self.special_token_texts)
 
     @functools.cached_property
     def _splitting_backend(self) -> tokenizers.Tokenizer:

@@ -79,48 +79,44 @@ class TypedTokens:
 class ChatMarks:
     """What is marked in a chat, by whose words they are.
 
-    Special tokens are, with one exception: a message of the assistant may hold the markers of its
-    thoughts, which templates look for and leave out. In other messages, but not those of the system
-    or developer, also what the templates write and the vocabulary does not call special: DeepSeek's
-    `<｜User｜>`, Qwen's `<tool_response>`.
+    In all messages, special tokens and whatever else the template parts turns by: vocabularies do
+    not call all of that special (DeepSeek's `<｜User｜>`). Not so the markers of thoughts in
+    messages of the assistant, where templates look for them, and in those of the developer, who may
+    tell the model to use them. In all others also the rest of the template's markup, like Qwen's
+    `<tool_response>`.
 
     Args:
-        special: the special tokens.
+        special: texts of the special tokens.
         added: texts of all added tokens.
+        turns: a conversation, rendered.
         sources: of the chat templates.
     """
 
     def __init__(
-        self, special: TypedTokens, added: Iterable[str], sources: Collection[str]
+        self,
+        special: Collection[str],
+        added: Collection[str],
+        turns: str = "",
+        sources: Collection[str] = (),
     ) -> None:
-        thoughts = [marker for each in FAMILIES.values() for marker in (each.start, each.end)]
-        of_thoughts = {t for t in special.tokens if any(m.startswith(t) for m in thoughts)}
-        written = {
-            token
-            for token in added
-            if _MARKUP.fullmatch(token) and any(token in source for source in sources)
-        }
-        self.of_system = special.mark
-        """Also for definitions of tools, and whatever else the developer has written."""
+        markup = {token for token in added if _MARKUP.fullmatch(token)}
+        parting = {*special, *(token for token in markup if token in turns)}
+        written = {token for token in markup if any(token in source for source in sources)}
+        markers = [marker for each in FAMILIES.values() for marker in (each.start, each.end)]
+        of_thoughts = {t for t in parting if any(marker.startswith(t) for marker in markers)}
+        self.of_developer = TypedTokens(parting - of_thoughts).mark
+        """Also for definitions of tools, and variables of the template."""
 
-        self.of_assistant = self.of_others = special.mark
-        if of_thoughts:
-            self.of_assistant = TypedTokens(special.tokens - of_thoughts).mark
-        if not written <= special.tokens:
-            self.of_others = TypedTokens(special.tokens | written).mark
+        self.of_others = TypedTokens(parting | written).mark
+        """Also for documents."""
 
     def of(self, role: str) -> Callable[[str], str]:
         """Marks a text in a message of this role."""
-        match role:
-            case "assistant":
-                return self.of_assistant
-            case "system" | "developer":
-                return self.of_system
-            case _:
-                return self.of_others
+        is_trusted = role in ("assistant", "developer", "system")
+        return self.of_developer if is_trusted else self.of_others
 
 
-NO_MARKS = ChatMarks(TypedTokens(()), (), ())
+NO_MARKS = ChatMarks((), ())
 """Marks nothing."""
 
 

@@ -77,7 +77,7 @@ def test_a_templates_own_tokens_stay(kind: str, before: str, after: str) -> None
 
 
 @settings(max_examples=200, deadline=None, database=None)
-@given(st.sampled_from([kind for kind in KINDS if kind not in ("unigram", "word_piece")]), TEXTS)
+@given(st.sampled_from([k for k in KINDS if not k.startswith(("unigram", "word"))]), TEXTS)
 def test_typed_tokens_are_encoded_as_the_library_would(kind: str, text: str) -> None:
     """If it knew no special tokens: spaces at the start and other added tokens are as ever."""
     tokenizer = make(kind)
@@ -165,18 +165,19 @@ def test_what_else_comes_with_a_request_is_text_too(field: str, tmp_path: Path) 
 
 
 def test_markup_of_the_template_is_text_in_a_users_message(tmp_path: Path) -> None:
-    """Also where the vocabulary does not call it special; the developer's messages may have it."""
-    template = CHATML + "{# <answer> #}"
-    tokenizer, chat_template = chat(tmp_path, template, answer=False, other=False)
-    answer, other = (tokenizer.token_id(f"<{name}>") for name in ("answer", "other"))
+    """Also where the vocabulary does not call it special. The developer's messages may have it, but
+    for what parts the turns."""
+    template = "{# <answer> #}{% for m in messages %}<turn>{{ m.content }}{% endfor %}"
+    tokenizer, chat_template = chat(tmp_path, template, answer=False, other=False, turn=False)
+    typed = "<answer><other><turn>"
 
-    def found(role: str) -> list[bool]:
-        text = chat_template.render([{"role": role, "content": "<answer><other>"}])
+    def found(role: str) -> list[str | None]:
+        text = chat_template.render([{"role": role, "content": typed}])
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return [each in token_ids for each in (answer, other)]
+        return [tokenizer.token_name(i) for i in token_ids if i in tokenizer.added_token_ids]
 
-    assert found("user") == found("tool") == [False, True]
-    assert found("system") == found("assistant") == [True, True]
+    assert found("user") == found("tool") == ["<turn>", "<other>"]
+    assert found("system") == found("assistant") == ["<turn>", "<answer>", "<other>"]
 
 
 def test_a_template_still_finds_the_thoughts_of_an_answer(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ SPECIALS = ["<s>", "</s>", "<unk>", "<|turn|>"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def byte_level() -> Tokenizer:
-    """As in GPT-2, Llama 3, Qwen."""
+def byte_level(*, adds_space: bool = False) -> Tokenizer:
+    """As in GPT-2, Llama 3, Qwen; with `adds_space` as in RoBERTa."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
@@ -60,13 +60,36 @@ def sentencepiece(*, cuts_space: bool = True) -> Tokenizer:
     return with_begin(fixed)
 
 
-def unigram() -> Tokenizer:
-    """As in T5 and other Unigram models."""
+def sentencepiece_metaspace() -> Tokenizer:
+    """As in newer files of Llama 2 and Mistral, which put the space before the first piece only."""
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.Sequence([])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+def unigram(scheme: str = "always") -> Tokenizer:
+    """As in T5 and other Unigram models, by where a space is put before a text."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def word_end() -> Tokenizer:
+    """As in CLIP: the last piece of a word has a mark, which is a space unless the text ends."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIALS,
+        end_of_word_suffix="</w>",
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
@@ -86,9 +109,14 @@ def word_piece() -> Tokenizer:
 
 BY_KIND: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
+    "byte_level_spaced": lambda: byte_level(adds_space=True),
     "sentencepiece": sentencepiece,
     "sentencepiece_uncut": lambda: sentencepiece(cuts_space=False),
+    "sentencepiece_metaspace": sentencepiece_metaspace,
     "unigram": unigram,
+    "unigram_first": lambda: unigram("first"),
+    "unigram_never": lambda: unigram("never"),
+    "word_end": word_end,
     "word_piece": word_piece,
 }
 
