@@ -252,6 +252,35 @@ def test_streamed_logprobs_joined_are_the_plain_ones(server: HttpServer, echo: b
     assert joined(chunks) == plain["text"]
 
 
+@pytest.mark.parametrize("includes", [False, True])
+def test_stop_string_leaves_offsets_where_tokens_begin(server: HttpServer, includes: bool) -> None:
+    """In the text as the model wrote it, of which a stop string is the end; streamed the same."""
+    server.engine.answer = text_as_answer("one X2 two")
+    fields = {"prompt": "p", "logprobs": 0, "stop": ["X2", "X2 t"]}
+    fields |= {"include_stop_str_in_output": includes, "return_token_ids": True}
+
+    response = server.complete(**fields)
+    chunks = events(server.complete(**fields, stream=True))
+
+    [plain] = response.json()["choices"]
+    assert plain["text"] == ("one X2" if includes else "one ")
+    assert "".join(plain["logprobs"]["tokens"]) == bytes(plain["token_ids"]).decode() == "one X2"
+    assert plain["logprobs"]["text_offset"] == list(range(6))
+    assert response.json()["usage"]["completion_tokens"] == 6
+    for name, values in plain["logprobs"].items():
+        assert [v for chunk in chunks for v in chunk["choices"][0]["logprobs"][name]] == values
+
+
+def test_cached_tokens_count_once_for_each_prompt(server: HttpServer) -> None:
+    """However many answers it gets: like `prompt_tokens`, whose part they are."""
+    server.engine.num_cached_tokens = 16
+
+    usage = server.complete(prompt=["x" * 20, "y" * 30], n=3).json()["usage"]
+
+    assert usage["prompt_tokens"] == 50
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 32
+
+
 def test_echo_puts_the_prompt_first(server: HttpServer) -> None:
     """As text, also for a prompt of token ids; nothing comes before the first token."""
     [choice] = choices(server, prompt=[104, 105], echo=True, logprobs=1)

@@ -1,10 +1,13 @@
 """An engine core's outputs, as a reader gets them."""
 
+import itertools
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from api.output_processor import LEAST_LOGPROB, OutputDelta, OutputProcessor
 from api.sampling import SamplingParams
@@ -19,6 +22,7 @@ from engine.wire import (
     OutputDetails,
     PrefillStats,
 )
+from tests.helpers.counted_calls import counted_calls
 from tests.helpers.tiny_tokenizers import byte_level
 
 PROMPT = [10, 11, 12]
@@ -55,6 +59,45 @@ def test_text_arrives_with_its_tokens() -> None:
     assert "".join(delta.text for delta in deltas) == "naïve 漢字"
     assert [i for delta in deltas for i in delta.token_ids] == ids("naïve 漢字")
     assert processor.num_output_tokens == len(ids("naïve 漢字"))
+
+
+_TEXTS = st.text("ab漢\n", max_size=12)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(
+    _TEXTS,
+    st.lists(st.text("ab漢\n", min_size=1, max_size=3), min_size=1, max_size=4),
+    st.booleans(),
+    st.lists(st.integers(1, 4), min_size=1),
+)
+def test_stop_strings_cut_the_same_wherever_tokens_and_outputs_do(
+    text: str, stops: list[str], includes: bool, sizes: list[int]
+) -> None:
+    """Where the first of several is complete, the longest of those that end there; the tokens that
+    count are those that its last character needs."""
+    ends = {
+        end: max((stop for stop in stops if text[:end].endswith(stop)), key=len, default=None)
+        for end in range(len(text) + 1)
+    }
+    end, stop = next(((end, s) for end, s in ends.items() if s), (len(text), None))
+    kept = text[:end] if includes or stop is None else text[: end - len(stop)]
+    processor = make(stop=stops, include_stop_str_in_output=includes, max_tokens=100)
+
+    tokens, sent, counted = ids(text), "", 0
+    for size in itertools.cycle(sizes):
+        piece, tokens = tokens[:size], tokens[size:]
+        last = {} if tokens else {"finish_reason": FinishReason.LENGTH}
+        delta = processor.push(output(piece, **last))
+        if delta is not None:
+            sent += delta.text
+            counted += len(delta.token_ids)
+        if not tokens:
+            break
+
+    assert sent == kept
+    assert counted == processor.num_output_tokens == len(ids(text[:end]))
+    assert (processor.is_finished, delta.stop_reason if delta else stop) == (True, stop)
 
 
 @pytest.mark.parametrize("is_one_output", [True, False])
@@ -226,3 +269,25 @@ def test_prompt_log_probabilities_come_without_tokens_too() -> None:
     assert delta.prompt_logprobs is not None
     assert [position.chosen.token_id for position in delta.prompt_logprobs] == [11, 12]
     assert delta.finish_reason is None
+
+
+def test_the_fifty_thousandth_output_costs_what_the_first_does() -> None:
+    """In calls, with stop strings that nearly come all the time and log probabilities."""
+    processor = make(stop=["aab", "END"], logprobs=1, max_tokens=None)
+    tokens = itertools.cycle(ids("aaaa 漢 EN"))
+
+    def cost(count: int) -> float:
+        outputs = [
+            output([i], details=OutputDetails(new_logprobs=logprobs([[i, 5]], [[-1.0, -2.0]], [1])))
+            for i in itertools.islice(tokens, count)
+        ]
+        with counted_calls() as calls:
+            for each in outputs:
+                processor.push(each)
+        return calls.count / count
+
+    cost(100)  # what is looked up once
+    first = cost(1_000)
+    for i in itertools.islice(tokens, 48_000):
+        processor.push(output([i]))
+    assert cost(1_000) == pytest.approx(first, rel=0.1)
