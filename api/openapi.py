@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from api.errors import ErrorBody
+from api.errors import AnthropicErrorBody, ErrorBody, is_anthropic
 from api.route_headers import PINNED_RANK, SESSION
 from api.routing import Route
 
@@ -65,10 +65,11 @@ class _Types:
         bodies = {body: _without_raw(body, fields) for body, fields in raw_fields.items()}
         outputs = [kind for route in routes for kind in (route.answer, route.event) if kind]
         queries = [kind for route in routes for kind in route.query.values()]
-        types = [*bodies.values(), *outputs, *queries, ErrorBody]
+        others = [*outputs, *queries, *(_error_type(route) for route in routes)]
+        types = [*bodies.values(), *others]
         schemas, self.components = msgspec.json.schema_components(types, ref_template=_REFS)
         # Unions are equal, not identical, and not always hashable: they are looked up in a list.
-        self._schemas = list(zip([*bodies, *outputs, *queries, ErrorBody], schemas, strict=True))
+        self._schemas = list(zip([*bodies, *others], schemas, strict=True))
 
     def schema(self, kind: Any) -> Any:
         """Of a type in the table."""
@@ -146,7 +147,7 @@ def _responses(route: Route, types: _Types) -> dict[str, Any]:
     success: dict[str, Any] = {"description": "Success."}
     if content := _content(route, types):
         success["content"] = content
-    error = {"application/json": {"schema": types.schema(ErrorBody)}}
+    error = {"application/json": {"schema": types.schema(_error_type(route))}}
     wrong = "The request is wrong; `param` names the field."
     failed = "Not now, or our fault; `retry-after` says when to come back."
     return {
@@ -164,9 +165,13 @@ def _content(route: Route, types: _Types) -> dict[str, Any]:
         content[route.media_type.partition(";")[0]] = {"schema": {"type": "string"}}
     if route.event is not None:
         events = {"description": "With `stream: true`: data of each event", "anyOf": []}
-        events["anyOf"] = [types.schema(route.event), types.schema(ErrorBody)]
+        events["anyOf"] = [types.schema(route.event), types.schema(_error_type(route))]
         content["text/event-stream"] = {"schema": events}
     return content
+
+
+def _error_type(route: Route) -> type[msgspec.Struct]:
+    return AnthropicErrorBody if is_anthropic(route.path) else ErrorBody
 
 
 def _shown_path(path: str) -> str:

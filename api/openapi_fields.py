@@ -1,5 +1,6 @@
 """JSON schemas of the fields that bodies leave raw: what `prompts`, `chat_template` and
-`tools.request` read out of them. For the OpenAPI document only; who reads a field checks it.
+`tools.request` read out of them; and examples of the bodies. For the OpenAPI document only: who
+reads a field checks it.
 """
 
 from typing import Any
@@ -113,3 +114,10 @@ CHAT = {
 
 COMPLETION = {"prompt": PROMPT}
 """Of a `CompletionBody`."""
+
+CHAT_EXAMPLE = {
+    "messages": [{"role": "user", "content": "What is a ring buffer?"}],
+    "max_tokens": 100,
+    "stream": True,
+}
+COMPLETION_EXAMPLE = {"prompt": "The sea is", "max_tokens": 40, "stream": True}

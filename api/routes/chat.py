@@ -46,11 +46,7 @@ def routes(service: Service) -> list[Route]:
             summary="The next message of a conversation",
             body=ChatBody,
             raw_fields=openapi_fields.CHAT,
-            example={
-                "messages": [{"role": "user", "content": "What is a ring buffer?"}],
-                "max_tokens": 100,
-                "stream": True,
-            },
+            example=openapi_fields.CHAT_EXAMPLE,
             answer=ChatCompletion,
             event=ChatChunk,
         )

@@ -43,7 +43,7 @@ def routes(service: Service) -> list[Route]:
             summary="How a text goes on",
             body=CompletionBody,
             raw_fields=openapi_fields.COMPLETION,
-            example={"prompt": "The sea is", "max_tokens": 40, "stream": True},
+            example=openapi_fields.COMPLETION_EXAMPLE,
             answer=Completion,
             event=Completion,
         )

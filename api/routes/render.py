@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, text_call
+from api import answer, openapi_fields, text_call
 from api.generate import Prompt
 from api.protocol import ChatBody, CompletionBody
 from api.routes import chat, completions
@@ -50,6 +50,7 @@ def routes(service: Service) -> list[Route]:
             endpoint(service, chat.read_job, is_list=False),
             summary="The prompt and the parameters of a chat, without an answer",
             body=ChatBody,
+            example=openapi_fields.CHAT_EXAMPLE,
             answer=RenderedPrompt,
         ),
         Route(
@@ -58,6 +59,7 @@ def routes(service: Service) -> list[Route]:
             endpoint(service, completions.read_job, is_list=True),
             summary="The prompts and the parameters of a completion, without an answer",
             body=CompletionBody,
+            example=openapi_fields.COMPLETION_EXAMPLE,
             answer=list[RenderedPrompt],
         ),
     ]

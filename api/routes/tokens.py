@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import body, text_call
+from api import body, openapi_fields, text_call
 from api.body import decode_field
 from api.conversation import Conversation
 from api.protocol import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT, ChatBody
@@ -89,7 +89,7 @@ def routes(service: Service) -> list[Route]:
             tokenize,
             summary="The tokens of a text or of a conversation",
             body=TokenizeBody,
-            raw_fields={"prompt": str},
+            raw_fields={**openapi_fields.CHAT, "prompt": str},
             example={"prompt": "The sea is"},
             answer=TokenizeAnswer,
         ),

@@ -1,6 +1,7 @@
 """Bad requests: a 4xx in OpenAI's shape that names the field, and the engine never sees them."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,12 +235,37 @@ def test_bad_request_is_refused_by_name(
     """Each violation is a 4xx that names the field and says what is wrong with it."""
     path, body = request_
 
+    began_s = time.process_time()
     response = server.http.post(path, content=body, headers={"content-type": "application/json"})
+    took_s = time.process_time() - began_s
 
     error = check_shape(response, status)
     assert words in error["message"]
     if param is not None:
         assert error["param"] == param
+    assert took_s < 0.2  # of processor time: wall time says little on a busy machine
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        completion(stream=True, prompt=[300]),
+        completion(stream=True, temperature=-1),
+        completion(stream=True, prompt="x" * 1000),
+        completion(stream=True, model="gpt-4"),
+        chat(stream=True, messages=[]),
+        chat(stream=True, n=129),
+        chat(stream=True, messages=[{"role": "robot", "content": "x"}]),
+    ],
+)
+def test_a_bad_request_for_a_stream_gets_no_stream(
+    server: HttpServer, request_: tuple[str, bytes]
+) -> None:
+    """Nothing has been sent yet: it is an HTTP error like any other."""
+    path, body = request_
+    response = server.http.post(path, content=body, headers={"content-type": "application/json"})
+
+    check_shape(response, 404 if b"gpt-4" in body else 400)
 
 
 UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [

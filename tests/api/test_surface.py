@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import engine
+from api.errors import is_anthropic
 from tests.helpers.http_server import HttpServer, events, serving
 
 
@@ -45,14 +46,16 @@ def test_every_get_has_head(server: HttpServer) -> None:
 
 
 def test_other_methods_are_a_405_that_says_which_there_are(server: HttpServer) -> None:
-    """On every path, in OpenAI's shape."""
+    """On every path, in the shape of its API."""
     for path in {path for _, path in operations(server)}:
         allowed = set(server.http.options(path).headers["allow"].split(", "))
         for method in ("PUT", "PATCH", "PROPFIND", *({"GET", "POST", "DELETE"} - allowed)):
             response = server.http.request(method, path)
             assert response.status_code == 405, (method, path)
             assert set(response.headers["allow"].split(", ")) == allowed
-            assert response.json()["error"]["code"] == "method_not_allowed"
+            error = response.json()["error"]
+            assert error["type"] == "invalid_request_error"
+            assert is_anthropic(path) or error["code"] == "method_not_allowed"
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/models", "/v1/Models", "/v1/chat", "/%2e%2e/x"])

@@ -1,0 +1,107 @@
+"""Bodies made to cost as much as they can within the limit of their size: refused at once.
+
+Time is the process's own, client included: wall time says little on a machine with other work.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.helpers.http_server import HttpServer, serving
+
+MAX_S = 0.2
+FULL = 7 << 20
+"""Close to the limit of a body."""
+OTHER = 19 << 16
+"""Close to the limit of all that is neither prompt nor messages."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving() as server:
+        yield server
+        assert server.complete(prompt="ok").json()["choices"][0]["text"] == "ok"
+
+
+def many(item: bytes, num_bytes: int, end: bytes = b"") -> bytes:
+    """As many of an item, with commas between, as fit."""
+    return b",".join([item] * (num_bytes // (len(item) + 1))) + end
+
+
+def keys(num_bytes: int) -> bytes:
+    """Members of an object, each with another name."""
+    return b",".join(b'"%d":1' % number for number in range(num_bytes // 11))
+
+
+def completion(fields: bytes, prompt: bytes = b'"x"') -> bytes:
+    return b'{"prompt":%b,%b}' % (prompt, fields)
+
+
+def chat(fields: bytes, messages: bytes = b'[{"role":"user","content":"x"}]') -> bytes:
+    return b'{"messages":%b,%b}' % (messages, fields)
+
+
+def message(fields: bytes) -> bytes:
+    return chat(b'"n":1', b'[{"role":"user",%b}]' % fields)
+
+
+COMPLETIONS: dict[str, Callable[[], bytes]] = {
+    "brackets": lambda: b"[" * FULL,
+    "brackets in a field": lambda: completion(b'"x":' + b"[" * OTHER),
+    "braces": lambda: b'{"a":' * (FULL // 5),
+    "empty lists": lambda: completion(b'"x":[%b]' % many(b"[]", FULL)),
+    "stop strings": lambda: completion(b'"stop":[%b]' % many(b'""', OTHER)),
+    "stop tokens": lambda: completion(b'"stop_token_ids":[%b]' % many(b"1", OTHER)),
+    "allowed tokens": lambda: completion(b'"allowed_token_ids":[%b]' % many(b"1", OTHER)),
+    "biases": lambda: completion(b'"logit_bias":{%b}' % keys(OTHER)),
+    "bad words": lambda: completion(b'"bad_words":[%b]' % many(b'"a"', OTHER)),
+    "a long integer": lambda: completion(b'"seed":' + b"9" * OTHER),
+    "a long integer out of place": lambda: completion(b'"x":' + b"9" * FULL),
+    "many prompts": lambda: completion(b'"n":1', b"[%b]" % many(b"[1]", FULL)),
+    "many empty prompts": lambda: completion(b'"n":1', b"[%b]" % many(b'""', FULL)),
+    "many tokens": lambda: completion(b'"n":1', b"[%b]" % many(b"1", FULL)),
+    "one long token": lambda: completion(b'"n":1', b"[%b]" % (b"9" * FULL)),
+    "a long prompt": lambda: completion(b'"n":1', b'"%b"' % (b"x" * FULL)),
+    "a long prompt, escaped": lambda: completion(
+        b'"n":1', b'"%b"' % (rb"\ud83d\ude00" * (FULL // 12))
+    ),
+    "a prompt with many keys": lambda: completion(b'"n":1', b"{%b}" % keys(FULL)),
+    "numbers that are none": lambda: completion(b'"x":[%b]' % many(b"NaN", 60_000)),
+    "numbers that are none, deep": lambda: completion(b'"x":' + b"[" * 30_000 + b"NaN"),
+}
+CHATS: dict[str, Callable[[], bytes]] = {
+    "empty messages": lambda: chat(b'"n":1', b"[%b]" % many(b"{}", FULL)),
+    "messages that are brackets": lambda: chat(b'"n":1', b"[" * FULL),
+    "many parts": lambda: message(b'"content":[%b]' % many(b'{"type":"text","text":""}', FULL)),
+    "many empty parts": lambda: message(b'"content":[%b]' % many(b"[]", FULL)),
+    "a message with many keys": lambda: message(b'"content":"x",%b' % keys(FULL)),
+    "many empty tools": lambda: chat(b'"tools":[%b]' % many(b"[]", OTHER)),
+    "many calls": lambda: message(b'"tool_calls":[%b]' % many(b"{}", FULL)),
+    "a choice with many keys": lambda: chat(b'"tool_choice":{%b}' % keys(OTHER)),
+    "many variables": lambda: chat(b'"chat_template_kwargs":{%b}' % keys(OTHER)),
+    "deep variables": lambda: chat(b'"chat_template_kwargs":{"a":%b}' % (b"[" * 60_000)),
+    "arguments that are brackets": lambda: message(
+        b'"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":%b}}]'
+        % (b"[" * FULL)
+    ),
+}
+CASES = [
+    *(pytest.param("/v1/completions", make, id=name) for name, make in COMPLETIONS.items()),
+    *(pytest.param("/v1/chat/completions", make, id=name) for name, make in CHATS.items()),
+]
+
+
+@pytest.mark.parametrize(("path", "make"), CASES)
+def test_a_body_that_would_cost_much_is_refused_at_once(
+    server: HttpServer, path: str, make: Callable[[], bytes]
+) -> None:
+    """400 in OpenAI's shape, before objects are made of it."""
+    content = make()
+    began_s = time.process_time()
+    response = server.http.post(path, content=content, headers={"content-type": "application/json"})
+    took_s = time.process_time() - began_s
+
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert took_s < MAX_S
