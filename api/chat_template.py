@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -187,6 +187,16 @@ class ChatTemplate:
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         return self._call_forms[name].convert(plain) if "tool_calls" in plain else plain
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether a system message may follow others: many templates refuse it or leave it out."""
+        roles = ("user", "assistant", "system", "user")
+        messages = [{"role": role, "content": f"probed {role}"} for role in roles]
+        try:
+            return f"probed {roles[2]}" in self._render_plainly("default", messages)
+        except (InvalidRequestError, KeyError):
+            return False
 
     def _probe_parts(self, name: str) -> bool:
         """Whether the template reads content given as a list of parts, rather than printing it."""
