@@ -26,6 +26,7 @@ from api.routes import (
     completions,
     docs,
     health,
+    messages,
     metrics,
     models,
     render,
@@ -47,7 +48,7 @@ def build(service: Service) -> ASGIApp:
 
 def all_routes(service: Service) -> list[Route]:
     """The table of routes."""
-    parts = (chat, completions, tokens, render, models, unserved, server, health, metrics)
+    parts = (chat, completions, messages, tokens, render, models, unserved, server, health, metrics)
     table = [route for part in parts for route in part.routes(service)]
     if service.config.has_docs:
         table += docs.routes(service, table)

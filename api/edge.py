@@ -114,6 +114,8 @@ class _Exchange:
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
             ]
+            if errors.is_anthropic(self._scope["path"]):  # the name that its clients know
+                message["headers"].append((b"request-id", self.request_id.encode()))
             if self._service.state not in ("starting", "serving"):
                 # Later requests should not be tied to a server that is about to go.
                 message["headers"].append((b"connection", b"close"))

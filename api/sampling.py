@@ -63,7 +63,7 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
         super().__post_init__()
         check_range("n", self.n, 1, MAX_N)
         if self.stop:
-            _check_stop(self.stop)
+            check_stop(self.stop)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.
@@ -89,21 +89,26 @@ def _replace(params: SamplingParams, name: str, value: object) -> None:
     msgspec.structs.force_setattr(params, name, value)
 
 
-def _check_stop(stop: Sequence[str]) -> None:
+def check_stop(stop: Sequence[str], name: str = "stop") -> None:
     """Refuse stop strings that are too many, too long or empty, of a request or of a program.
+
+    Args:
+        stop: the strings.
+        name: what the client calls them.
 
     Raises:
         InvalidRequestError: with the limit and the offending number.
     """
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(
-            f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}", "stop"
+            f"{name} takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}", name
         )
     for string in stop:
         if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
             raise InvalidRequestError(
-                f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, not {len(string)}",
-                "stop",
+                f"a string of {name} has 1 to {MAX_STOP_STRING_CHARS} characters, not"
+                f" {len(string)}",
+                name,
             )
 
 

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its requests as conversations, and answers as its messages."""

@@ -1,0 +1,81 @@
+"""JSON schemas of the fields that Anthropic's bodies leave raw, as `conversation` and `tools` read
+them; and examples. For the OpenAPI document only: who reads a field checks it."""
+
+from typing import Any
+
+from api.anthropic.conversation import MAX_ID_CHARS
+from api.openapi_fields import TEMPLATE_VARIABLES
+from api.prompts import MAX_VALUES
+from api.tools.json_scan import MAX_NAME_CHARS
+from api.tools.request import MAX_TOOLS
+
+_TEXT = {"type": "string"}
+_NULL = {"type": "null"}
+_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS}
+
+
+def _block(kind: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"type": {"const": kind}, **fields},
+        "required": ["type", *fields],
+    }
+
+
+def _content(*blocks: dict[str, Any]) -> dict[str, Any]:
+    """A text, or blocks of these kinds."""
+    items = {"anyOf": list(blocks)}
+    return {"anyOf": [_TEXT, {"type": "array", "items": items, "maxItems": MAX_VALUES}]}
+
+
+_TEXT_BLOCK = _block("text", text=_TEXT)
+_RESULT = _block("tool_result", tool_use_id=_ID)
+_RESULT["properties"]["content"] = _content(_TEXT_BLOCK)
+_MESSAGE_CONTENT = _content(
+    _TEXT_BLOCK,
+    _block("thinking", thinking=_TEXT),
+    _block("tool_use", id=_ID, name=_ID, input={"type": "object"}),
+    _RESULT,
+)
+_MESSAGES: dict[str, Any] = {
+    "description": "What was said so far. The model goes on where a last one of its own ends.",
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_VALUES,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": ["user", "assistant", "system"]},
+            "content": _MESSAGE_CONTENT,
+        },
+        "required": ["role", "content"],
+    },
+}
+_TOOL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
+        "description": {"anyOf": [_TEXT, _NULL]},
+        "input_schema": {"description": "A JSON schema.", "type": "object"},
+        "strict": {"anyOf": [{"type": "boolean"}, _NULL]},
+    },
+    "required": ["name", "input_schema"],
+}
+_OUTPUT_CONFIG = {
+    "anyOf": [{"type": "object", "properties": {"effort": {"anyOf": [_TEXT, _NULL]}}}, _NULL]
+}
+
+FIELDS: dict[str, Any] = {
+    "messages": _MESSAGES,
+    "system": {"anyOf": [*_content(_TEXT_BLOCK)["anyOf"], _NULL]},
+    "tools": {"anyOf": [{"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}, _NULL]},
+    "output_config": _OUTPUT_CONFIG,
+    "chat_template_kwargs": TEMPLATE_VARIABLES,
+}
+"""Of a `MessagesBody` and a `CountTokensBody`."""
+
+COUNT_EXAMPLE: dict[str, Any] = {
+    "system": "Answer in one sentence.",
+    "messages": [{"role": "user", "content": "What is a ring buffer?"}],
+}
+EXAMPLE: dict[str, Any] = {"max_tokens": 100, **COUNT_EXAMPLE}
