@@ -14,6 +14,10 @@ from engine.structured_output import StructuredOutput
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 512
+"""Sequences of tokens. A word has one or two."""
+MAX_BAD_WORD_TOKENS = 256
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
 GREEDY_BELOW = 1e-5
@@ -85,6 +89,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     structured_output: StructuredOutput | None = None
     """What the output must look like, as a whole."""
 
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences that the output must not hold: the last token of each cannot be sampled where the
+    output ends with the others."""
+
+    logprob_token_ids: tuple[int, ...] = ()
+    """If given, `logprobs` tells of these tokens, in this order, instead of the best ones."""
+
     def __post_init__(self) -> None:
         for value, (name, least, most) in zip(_bounded(self), _BOUNDS, strict=True):
             if value is not None and not least <= value <= most:
@@ -107,6 +118,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
                     "allowed_token_ids must not be empty", "allowed_token_ids"
                 )
             _check_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_LOGIT_BIAS)
+        if self.bad_words_token_ids:
+            _check_bad_words(self.bad_words_token_ids)
+        if self.logprob_token_ids:
+            _check_token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
 
     @property
     def is_greedy(self) -> bool:
@@ -125,6 +140,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             ("logit_bias", self.logit_bias or ()),
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logprob_token_ids", self.logprob_token_ids),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:
@@ -167,6 +183,18 @@ def _check_bias(bias: dict[int, float]) -> None:
     _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS)
     for value in bias.values():
         check_range("logit_bias", value, -100.0, 100.0)
+
+
+def _check_bad_words(sequences: tuple[tuple[int, ...], ...]) -> None:
+    if len(sequences) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words are {len(sequences)} sequences of tokens; {MAX_BAD_WORDS} are the most",
+            "bad_words",
+        )
+    for token_ids in sequences:
+        if not token_ids:
+            raise InvalidRequestError("bad_words must not be empty", "bad_words")
+        _check_token_ids("bad_words", token_ids, MAX_BAD_WORD_TOKENS)
 
 
 def _check_token_ids(name: str, token_ids: tuple[int, ...], most: int) -> None:

@@ -1,14 +1,17 @@
-"""What a request changes in its logits before sampling: allowed ids, end tokens, bias, penalties.
+"""What a request changes in its logits before sampling: allowed ids, bad words, end tokens, bias,
+penalties.
 
 Used by `sampler`. Each request that wants a change has one `LogitEdits`, built when it arrives and
 kept up to date token by token; `apply` edits all rows of a step at once. The order is vLLM's:
 
-    allowed_token_ids -> min_tokens -> logit_bias -> repetition -> frequency and presence penalty
+    allowed_token_ids -> bad words -> min_tokens -> logit_bias
+                      -> repetition -> frequency and presence penalty
 
 Repetition counts the prompt and the output, as in Keskar et al. 2019, "CTRL", section 4.1; the
 other two count the output only, as in OpenAI's API.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -40,6 +43,8 @@ class LogitEdits:
         self.frequency_penalty = params.frequency_penalty
         self.presence_penalty = params.presence_penalty
         self.counts = _counts(params, prompt, output)
+        bad_words = [ids for ids in params.bad_words_token_ids if ids[-1] < vocab_size]
+        self.bad_words = BadWords(bad_words, output, self.allowed) if bad_words else None
 
     @staticmethod
     def wanted_by(params: SamplingParams) -> bool:
@@ -48,6 +53,7 @@ class LogitEdits:
             params.allowed_token_ids is not None
             or params.min_tokens > 0
             or bool(params.logit_bias)
+            or bool(params.bad_words_token_ids)
             or _has_penalties(params)
         )
 
@@ -56,6 +62,48 @@ class LogitEdits:
         self.num_output += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.bad_words is not None:
+            self.bad_words.append(token_id)
+
+
+class BadWords:
+    """Which tokens would complete a sequence that a request must not hold.
+
+    Sequences are kept by what precedes their last token, so a step looks up as many endings of the
+    output as there are lengths, however many words there are.
+
+    Args:
+        sequences: of token ids; none is empty.
+        output: so far.
+        allowed: ids outside of which nothing can be sampled anyway; empty: all can.
+    """
+
+    def __init__(
+        self, sequences: Sequence[tuple[int, ...]], output: Ids, allowed: Ids = _NO_IDS
+    ) -> None:
+        self._last_ids: dict[tuple[int, ...], list[int]] = {}
+        for *beginning, last in sequences:
+            self._last_ids.setdefault(tuple(beginning), []).append(last)
+        self._lengths = sorted({len(beginning) for beginning in self._last_ids})
+        self._allowed = frozenset(allowed.tolist())
+        longest = self._lengths[-1]
+        start = max(0, len(output) - longest)
+        self._ending: deque[int] = deque(output[start:].tolist(), maxlen=longest)
+
+    def append(self, token_id: int) -> None:
+        self._ending.append(token_id)
+
+    def banned(self) -> Ids:
+        """What must not come next."""
+        ending = tuple(self._ending)
+        banned: list[int] = []
+        for length in self._lengths:
+            if length <= len(ending):
+                banned += self._last_ids.get(ending[len(ending) - length :], ())
+        # Where nothing else may come, what is allowed wins.
+        if self._allowed and self._allowed.issubset(banned):
+            return _NO_IDS
+        return np.array(banned, np.int64)
 
 
 class TokenCounts:
@@ -103,6 +151,7 @@ def apply(logits: Tensor, edits: Iterable[tuple[int, LogitEdits]]) -> None:
     """Edit rows of `[n, vocab]` logits in place, given as pairs of row and edits."""
     pairs = list(edits)
     _keep_allowed(logits, pairs)
+    _ban_words(logits, [(row, e.bad_words) for row, e in pairs if e.bad_words is not None])
     _ban(logits, pairs)
     _add_bias(logits, pairs)
     _penalize(logits, [(row, e, e.counts) for row, e in pairs if e.counts is not None])
@@ -115,6 +164,12 @@ def _keep_allowed(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
             kept = logits[row, allowed]
             logits[row].fill_(-torch.inf)
             logits[row, allowed] = kept
+
+
+def _ban_words(logits: Tensor, pairs: list[tuple[int, BadWords]]) -> None:
+    banned = [(row, ids) for row, words in pairs if len(ids := words.banned())]
+    if banned:
+        logits.view(-1).index_fill_(0, _places(logits, banned), -torch.inf)
 
 
 def _ban(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:

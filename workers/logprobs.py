@@ -24,6 +24,10 @@ class RowLogprobs:
     """`[n, 1 + k]` float32."""
     ranks: Tensor
     """`[n]`: 1 + the number of tokens that are more likely."""
+    best: Tensor
+    """`[n, 1]` float32: the largest logit."""
+    log_totals: Tensor
+    """`[n, 1]` float64: log of the sum of all tokens' weights, where the best token weighs 1."""
 
     def of(self, rows: slice, k: int) -> Logprobs:
         """What travels: some of the rows, with the best `k` tokens."""
@@ -31,6 +35,25 @@ class RowLogprobs:
             token_ids=self.token_ids[rows, : 1 + k].cpu().numpy().astype(np.uint32),
             logprobs=np.ascontiguousarray(self.logprobs[rows, : 1 + k].cpu().numpy()),
             ranks=self.ranks[rows].cpu().numpy().astype(np.uint32),
+        )
+
+    def of_listed(self, row: int, logits: Tensor, token_ids: Tensor) -> Logprobs:
+        """What travels of one row where certain tokens are asked for: its own token, then those.
+
+        Args:
+            row: its place in here.
+            logits: `[vocab]` float32, from which the row was made.
+            token_ids: `[k]` int64.
+        """
+        listed = (logits[token_ids] - self.best[row]).double() - self.log_totals[row]
+        return Logprobs(
+            token_ids=torch.cat([self.token_ids[row, :1], token_ids])
+            .view(1, -1)
+            .cpu()
+            .numpy()
+            .astype(np.uint32),
+            logprobs=torch.cat([self.logprobs[row, :1], listed.float()]).view(1, -1).cpu().numpy(),
+            ranks=self.ranks[row : row + 1].cpu().numpy().astype(np.uint32),
         )
 
 
@@ -60,6 +83,8 @@ def row_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> RowLogprobs
         torch.cat([p.token_ids for p in parts]),
         torch.cat([p.logprobs for p in parts]),
         torch.cat([p.ranks for p in parts]),
+        torch.cat([p.best for p in parts]),
+        torch.cat([p.log_totals for p in parts]),
     )
 
 
@@ -77,6 +102,8 @@ def _chunk_logprobs(logits: Tensor, token_ids: Tensor) -> RowLogprobs:
         torch.cat([token_ids.unsqueeze(1), best_ids[:, :MAX_LOGPROBS]], 1),
         ((shown - best).double() - log_total).float(),
         ranks,
+        best,
+        log_total,
     )
 
 

@@ -70,6 +70,8 @@ class Sampler:
         self._edits: dict[str, LogitEdits] = {}
         self._random: set[str] = set()
         self._num_logprobs: dict[str, int] = {}
+        self._listed: dict[str, Tensor] = {}
+        """Whose log probabilities are asked for, `[k]` int64, where it is not the best tokens'."""
 
     def add(
         self,
@@ -87,6 +89,8 @@ class Sampler:
         self._table.add(request_id, params, key, len(output_token_ids), self._vocab_size)
         if params.logprobs is not None:
             self._num_logprobs[request_id] = params.logprobs
+            if params.logprob_token_ids:
+                self._listed[request_id] = self._tensor(list(params.logprob_token_ids))
         if LogitEdits.wanted_by(params):
             prompt, output = (
                 np.asarray(ids, np.int64) for ids in (prompt_token_ids, output_token_ids)
@@ -107,6 +111,7 @@ class Sampler:
         self._random.discard(request_id)
         self._edits.pop(request_id, None)
         self._num_logprobs.pop(request_id, None)
+        self._listed.pop(request_id, None)
 
     def sample(self, logits: Tensor, request_ids: Sequence[str]) -> SampledTokens:
         """Return one token per row.
@@ -169,10 +174,15 @@ class Sampler:
         """Return the log probabilities of the tokens of `rows`, by request id. Their raw logits are
         in `logit_rows`, in the same order."""
         found = row_logprobs(logits, self._tensor(logit_rows), self._tensor(tokens[rows]))
-        return {
+        reported = {
             request_ids[row]: found.of(slice(i, i + 1), self._num_logprobs[request_ids[row]])
             for i, row in enumerate(rows)
         }
+        if self._listed:
+            for i, row in enumerate(rows):
+                if (listed := self._listed.get(request_ids[row])) is not None:
+                    reported[request_ids[row]] = found.of_listed(i, logits[logit_rows[i]], listed)
+        return reported
 
     def _slots(self, request_ids: Sequence[str]) -> NDArray[np.int64]:
         slot_of = self._table.slots.__getitem__

@@ -47,6 +47,9 @@ def edit(
     if params.allowed_token_ids is not None:
         banned = set(range(len(edited))) - set(params.allowed_token_ids)
         edited[list(banned)] = -np.inf
+    for *beginning, last in params.bad_words_token_ids:
+        if len(beginning) <= len(output) and [*output][len(output) - len(beginning) :] == beginning:
+            edited[last] = -np.inf
     if len(output) < params.min_tokens:
         edited[[*params.eos_token_ids, *params.stop_token_ids]] = -np.inf
     for token_id, bias in (params.logit_bias or {}).items():

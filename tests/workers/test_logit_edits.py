@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
 from tests.helpers import plain_sampling
 from workers import logit_edits
-from workers.logit_edits import LogitEdits, TokenCounts
+from workers.logit_edits import BadWords, LogitEdits, TokenCounts
 
 VOCAB = 50
 
@@ -38,6 +40,7 @@ CASES = {
     "frequency": SamplingParams(frequency_penalty=0.7),
     "negative": SamplingParams(presence_penalty=-2.0, frequency_penalty=-2.0),
     "allowed": SamplingParams(allowed_token_ids=(4, 40)),
+    "bad words": SamplingParams(bad_words_token_ids=((7,), (4, 8), (4, 6, 9), (40, 4, 4, 6, 30))),
     "min_tokens": SamplingParams(min_tokens=9, eos_token_ids=(1, 2), stop_token_ids=(7,)),
     "all": SamplingParams(
         logit_bias={4: 3.0, 1: 2.0},
@@ -122,6 +125,39 @@ def test_counts_that_grow_equal_counts_from_scratch() -> None:
 
     assert as_dict(grown) == as_dict(whole)
     assert as_dict(whole)[400] == 0.0
+
+
+@given(
+    words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6),
+    output=st.lists(st.integers(0, 3), max_size=12),
+)
+def test_bad_words_token_by_token_are_the_plain_definition(
+    words: list[list[int]], output: list[int]
+) -> None:
+    """Whether the output was there from the start (after a preemption) or came bit by bit."""
+    sequences = [tuple(word) for word in words]
+    whole = BadWords(sequences, ids(output))
+    grown = BadWords(sequences, ids([]))
+    for token_id in output:
+        grown.append(token_id)
+
+    plain = {
+        w[-1] for w in sequences if len(w) <= len(output) + 1 and (*output, w[-1])[-len(w) :] == w
+    }
+    assert set(whole.banned().tolist()) == set(grown.banned().tolist()) == plain
+
+
+def test_bad_words_never_leave_nothing() -> None:
+    """Where only bad words are allowed, what is allowed wins; ids beyond the model ban nobody."""
+    params = SamplingParams(
+        allowed_token_ids=(4, 5), bad_words_token_ids=((4,), (5,), (VOCAB + 3,), (VOCAB + 4, 6))
+    )
+    logits = torch.zeros(2, VOCAB)
+
+    logit_edits.apply(logits, [(0, LogitEdits(params, VOCAB, ids([]), ids([])))])
+
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [4, 5]
+    assert not logits[1].any()
 
 
 def test_usual_requests_want_no_edits() -> None:

@@ -290,3 +290,27 @@ def test_an_unseeded_request_that_comes_back_goes_on_with_other_numbers() -> Non
     sampler.remove("a")
     add(sampler, "a", params, output=expected[:5])
     assert generate(sampler, "a", 15, start=5) != expected[5:]
+
+
+def test_log_probabilities_of_listed_tokens_are_the_models_own() -> None:
+    """In the order of the list, before any edit, beside requests that ask for the best."""
+    logits = random_logits(3)
+    listed = (7, VOCAB - 1, 0, 7)
+    sampler = make_sampler()
+    add(sampler, "best", SamplingParams(temperature=0.0, logprobs=2))
+    add(sampler, "listed", SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=listed))
+    params = SamplingParams(logprobs=5, logprob_token_ids=listed, logit_bias={0: 50.0})
+    add(sampler, "edited", params)
+
+    sampled = sampler.sample(logits.clone(), ["best", "listed", "edited"])
+
+    assert sampled.logprobs["best"].token_ids.shape == (1, 3)
+    plain = torch.log_softmax(logits.double(), -1)
+    for row, request_id in ((1, "listed"), (2, "edited")):
+        found = sampled.logprobs[request_id]
+        token_ids = [int(sampled.token_ids[row]), *listed]
+        assert found.token_ids.tolist() == [token_ids]
+        assert found.logprobs[0] == pytest.approx(plain[row, token_ids].tolist(), abs=1e-5)
+    sampler.remove("listed")
+    add(sampler, "next", SamplingParams(temperature=0.0, logprobs=1))
+    assert sampler.sample(random_logits(1), ["next"]).logprobs["next"].token_ids.shape == (1, 2)
