@@ -20,6 +20,7 @@ from api.client_watch import ClientWatch
 from api.errors import Failure
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
+from api.protocol import GenerationBody
 from api.route_headers import RouteWish
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
@@ -104,6 +105,12 @@ class Job:
     kept_token_ids: frozenset[int] = frozenset()
     """Special tokens that show in the text of the answer."""
 
+    make_generation: Callable[[], Generation] = Generation
+    """How the sequences become choices."""
+
+    session: str | None = None
+    """Comes before the header of that meaning."""
+
     @property
     def is_quick(self) -> bool:
         """Whether `prepare` takes about `QUICK_S` at most."""
@@ -119,7 +126,9 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
     wish = route_headers.read(request.headers.raw, service.ranks)
-    generation = Generation()
+    if job.session is not None:
+        wish = wish.with_session(job.session)
+    generation = job.make_generation()
     watch = client_watch.of(request)
 
     def clean_up() -> None:
@@ -213,6 +222,13 @@ def check_priority(priority: int | None, service: Service) -> None:
         )
 
 
+def has_ids_for_tokens(body: GenerationBody, service: Service) -> bool:
+    """Whether log probabilities write a token as its id."""
+    if body.return_tokens_as_token_ids is None:
+        return service.config.return_tokens_as_token_ids
+    return body.return_tokens_as_token_ids
+
+
 def now() -> int:
     """`created` of an answer."""
     return int(time.time())
@@ -225,7 +241,7 @@ async def collect(generation: Generation) -> list[Part]:
         ClientDisconnect: nobody waits for it any more.
         ServerError: something has failed.
     """
-    parts = [Part() for _ in generation.choices]
+    parts = [Part() for _ in range(generation.num_choices)]
     while not generation.is_over:
         for choice, delta in await generation.news():
             parts[choice.index].add(delta)

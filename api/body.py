@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -36,6 +36,15 @@ _MAX_OTHER_BYTES = 2 << 20
 """Of all fields but prompt and messages: the ids of a large vocabulary fit."""
 _MAX_EMPTY_BYTES = 256
 """A value that asks for nothing is not longer."""
+
+
+class Refusal(NamedTuple):
+    """A field that is not served."""
+
+    reason: str
+    """Why, or what to do instead."""
+    accepted: tuple[object, ...] = ()
+    """Values that ask for nothing, besides null, false, 0 and what is empty."""
 
 
 class BodyReader:
@@ -111,7 +120,7 @@ def decode(
     raw: bytes,
     decoder: msgspec.json.Decoder[T],
     known: Collection[str],
-    unsupported: Mapping[str, Collection[object]],
+    unsupported: Mapping[str, Refusal],
 ) -> tuple[T, list[str]]:
     """Decode a body.
 
@@ -119,8 +128,7 @@ def decode(
         raw: the body.
         decoder: of the struct.
         known: all fields that have a meaning or are accepted without one.
-        unsupported: fields that are refused, unless their value is one of these (or is empty),
-            which ask for nothing.
+        unsupported: fields that are refused, unless their value asks for nothing.
 
     Returns:
         The struct, and the names of the fields that were ignored.
@@ -229,12 +237,12 @@ def _too_slow(timeout_s: float) -> HttpError:
     )
 
 
-def _refuse_unless_empty(name: str, raw: msgspec.Raw, accepted: Collection[object]) -> None:
+def _refuse_unless_empty(name: str, raw: msgspec.Raw, refusal: Refusal) -> None:
     if len(raw) <= _MAX_EMPTY_BYTES:
         value = msgspec.json.decode(raw)
-        if value in (None, False, "", [], {}) or value in accepted:
+        if value in (None, False, "", [], {}) or value in refusal.accepted:
             return
-    raise UnsupportedFieldError(f"{name} is not supported by this server", name)
+    raise UnsupportedFieldError(f"{name} is not supported by this server: {refusal.reason}", name)
 
 
 def _not_json(raw: bytes, error: Exception) -> InvalidRequestError:

@@ -38,7 +38,10 @@ MAX_RENDER_S = 5.0
 MAX_RENDERED_CHARS = 32 << 20
 
 _RESERVED = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"}
+    {
+        *("messages", "tools", "documents", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "self"),
+    }
 )
 """Arguments of `render`, which a client sets through fields of their own, and Jinja's own name."""
 

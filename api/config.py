@@ -52,6 +52,14 @@ class ApiConfig:
     chat_template: str | None = None
     """Jinja text used instead of the model's own template (`--chat-template`)."""
 
+    trust_request_chat_template: bool = False
+    """Requests may bring a template of their own (`--trust-request-chat-template`): a program,
+    sandboxed and bounded in time, but able to keep a core busy for that time."""
+
+    return_tokens_as_token_ids: bool = False
+    """Log probabilities write tokens as `token_id:7`, unless a request says otherwise
+    (`--return-tokens-as-token-ids`)."""
+
     tool_call_parser: str | None = "auto"
     """Family of the model's tool calls (`--tool-call-parser`): a name in `api.tools.select`, or
     "auto" for the one whose markers the chat template has. None: requests with tools are

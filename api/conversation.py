@@ -12,6 +12,7 @@ from api.generate import Prompt
 from api.message_plan import MessagePlan
 from api.sampling import SamplingParams
 from api.service import LoadedModel
+from api.truncation import Truncation
 from api.typed_tokens import unmarked
 
 
@@ -31,8 +32,20 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     """What else the template reads."""
 
+    read_documents: Callable[[], list[dict[str, str]] | None] = lambda: None
+    """As `read_messages`, what the template may quote."""
+
+    template: str | None = None
+    """Jinja text in place of the model's own template."""
+
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    is_echoed: bool = False
+    """The answer repeats the last message, if it is the assistant's."""
+
+    truncation: Truncation | None = None
+    """What is to be left of the prompt, if it is too long."""
+
     add_special_tokens: bool = False
     cuts_max_tokens: bool = False
     """More output than the model's length leaves is asked for as much as it leaves."""
@@ -54,20 +67,29 @@ class Conversation:
         """
         messages = self.read_messages()
         tools = self.plan.tools
-        text = model.template.render(
+        template = model.template
+        if self.template is not None:
+            template = model.brought_templates.get(self.template, model.tokenizer)
+        text = template.render(
             messages,
             tools=tools.definitions if tools is not None else None,
+            documents=self.read_documents(),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.variables,
             split_special_tokens=self.split_special_tokens,
         )
         token_ids = model.inputs.encode(
-            text, add_special_tokens=self.add_special_tokens, param=self.param
+            text,
+            add_special_tokens=self.add_special_tokens,
+            param=self.param,
+            truncation=self.truncation,
+            num_output_tokens=self.params.max_tokens,
         )
         beginning = messages[-1].get("content") if self.continue_final_message else None
         is_thinking = self.plan.is_thinking(text, beginning)
-        return RenderedConversation(unmarked(text), token_ids, is_thinking)
+        echoed = _last_words(messages) if self.is_echoed else ""
+        return RenderedConversation(unmarked(text), token_ids, is_thinking, echoed)
 
     def prepare(self, model: LoadedModel) -> list[Prompt]:
         """Render and tokenize: the `prepare` of an `answer.Job`.
@@ -86,7 +108,13 @@ class Conversation:
             param=self.param,
         )
         return [
-            Prompt(rendered.token_ids, requests, rendered.text, is_thinking=rendered.is_thinking)
+            Prompt(
+                rendered.token_ids,
+                requests,
+                rendered.text,
+                is_thinking=rendered.is_thinking,
+                beginning=rendered.echoed,
+            )
         ]
 
 
@@ -98,3 +126,14 @@ class RenderedConversation:
     token_ids: list[int]
     is_thinking: bool
     """It ends inside a thought, where thoughts are told apart."""
+
+    echoed: str = ""
+    """What the answer repeats of it."""
+
+
+def _last_words(messages: list[dict[str, Any]]) -> str:
+    """The text of the last message, if the answer goes on with it."""
+    content = messages[-1].get("content")
+    if messages[-1].get("role") != "assistant" or content is None:
+        return ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -39,6 +39,9 @@ class Prompt:
     text: str = ""
     """As it was rendered; of a completion only where the answer repeats it."""
 
+    beginning: str = ""
+    """What the answer to a conversation repeats of it."""
+
     is_thinking: bool = False
     """It ends inside a thought, where thoughts are told apart."""
 
@@ -152,6 +155,11 @@ class Generation:
                 self.routes.append(stream.route)
             service.metrics.on_route(stream.route)
             self.add(Choice(index, processor, stream, record))
+
+    @property
+    def num_choices(self) -> int:
+        """How many are shown: their indices are smaller."""
+        return len(self.choices)
 
     @property
     def is_over(self) -> bool:

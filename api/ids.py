@@ -11,3 +11,8 @@ os.register_at_fork(after_in_child=_random.seed)
 def new_id(prefix: str = "", num_bits: int = 96) -> str:
     """A name that no other request has."""
     return f"{prefix}{_random.getrandbits(num_bits):0{num_bits // 4}x}"
+
+
+def answer_id(prefix: str, request_id: str | None) -> str:
+    """The id of an answer, with the client's own name for it if it gave one."""
+    return new_id(prefix) if request_id is None else f"{prefix}{request_id}"

@@ -13,11 +13,15 @@ import numpy as np
 from api.ids import new_id
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
+from api.truncation import Truncation
 from engine.codec import Array
 from engine.errors import ContextLengthError, InvalidRequestError
 from engine.wire import EngineCoreRequest
 
 _MAX_ID_CHARS = 64
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""As in OpenAI's reference; less where the model's length leaves less."""
 
 
 class InputProcessor:
@@ -36,6 +40,8 @@ class InputProcessor:
         # A generation_config.json may be that of a larger sibling.
         self._eos_token_ids = tuple(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._max_chars = max_model_len * tokenizer.max_token_chars
+        begin = tokenizer.special_tokens.get("bos_token")
+        self._begin_token_id = tokenizer.token_id(begin) if begin is not None else None
 
     def encode(
         self,
@@ -44,6 +50,8 @@ class InputProcessor:
         add_special_tokens: bool = True,
         split_special_tokens: bool = False,
         param: str = "prompt",
+        truncation: Truncation | None = None,
+        num_output_tokens: int | None = None,
     ) -> list[int]:
         """The token ids of a prompt given as text. Long texts take seconds: off the event loop.
 
@@ -53,11 +61,15 @@ class InputProcessor:
             split_special_tokens: those that are written out are text like any other. False for a
                 rendered chat, in which they are marked.
             param: what the client calls the field, for errors.
+            truncation: what is to be left of it. A begin token stays.
+            num_output_tokens: room for the answer; `truncate`.
 
         Raises:
             InvalidRequestError: the text is empty or no valid Unicode.
             ContextLengthError: the text is too long, however it is cut into tokens.
         """
+        if truncation is not None:
+            text = truncation.cut_text(text, self._max_chars)
         if text and (
             token_ids := self.tokenize(
                 text,
@@ -66,7 +78,8 @@ class InputProcessor:
                 param=param,
             )
         ):
-            return token_ids
+            has_begin = token_ids[0] == self._begin_token_id
+            return self.truncate(token_ids, truncation, num_output_tokens, num_kept=int(has_begin))
         raise InvalidRequestError(f"{param} must not be empty", param)
 
     def tokenize(
@@ -82,6 +95,26 @@ class InputProcessor:
         if split_special_tokens:
             text = self._tokenizer.typed_special_tokens.mark(text)
         return self._tokenizer.encode(text, add_special_tokens)
+
+    def truncate(
+        self,
+        token_ids: list[int],
+        truncation: Truncation | None,
+        num_output_tokens: int | None = None,
+        num_kept: int = 0,
+    ) -> list[int]:
+        """What is left of a prompt.
+
+        Args:
+            token_ids: of the prompt.
+            truncation: None: all is left.
+            num_output_tokens: `max_tokens` of the request, if it has one: -1 leaves so much room.
+            num_kept: the first so many tokens stay in any case.
+        """
+        if truncation is None:
+            return token_ids
+        room = DEFAULT_COMPLETION_TOKENS if num_output_tokens is None else num_output_tokens
+        return truncation.cut(token_ids, truncation.limit(self.max_model_len, room), num_kept)
 
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Raise ContextLengthError unless so long a prompt leaves room for a token."""
@@ -128,6 +161,7 @@ class InputProcessor:
             len(prompt), params.max_tokens, default_max_tokens, cuts_max_tokens, param
         )
         params.check_vocabulary(self.vocab_size)
+        bad_words = self._encode_bad_words(params.bad_words) if params.bad_words else ()
         unique_id = _make_unique(request_id)
         return [
             EngineCoreRequest(
@@ -138,6 +172,7 @@ class InputProcessor:
                     params.for_engine(choice),
                     max_tokens=max_tokens,
                     eos_token_ids=self._eos_token_ids,
+                    bad_words_token_ids=bad_words,
                 ),
                 pooling_params=None,
                 arrival_time=time.time(),
@@ -148,6 +183,24 @@ class InputProcessor:
             )
             for choice in range(params.n)
         ]
+
+    def _encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The sequences of tokens that must not be completed: each word as it stands at the start
+        of a text and behind a space.
+
+        vLLM leaves the second out where it has another number of tokens, and so lets such words
+        through.
+        """
+        stripped = [word.lstrip() or word for word in words]
+        spellings = [*stripped, *(f" {word}" for word in stripped)]
+        encoded = self._tokenizer.encode_batch(spellings, add_special_tokens=False)
+        for word, token_ids in zip(words, encoded, strict=False):
+            if not token_ids:
+                raise InvalidRequestError(
+                    f"bad_words holds {word[:40]!r}, which this model has no tokens for",
+                    "bad_words",
+                )
+        return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
     def _check_prompt(self, token_ids: Sequence[int] | Array, param: str) -> Array:
         """The prompt as it travels, if it is one."""

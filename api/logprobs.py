@@ -17,14 +17,29 @@ from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 
 
-def for_chat(positions: Iterable[PositionLogprobs]) -> ChatLogprobs:
-    return ChatLogprobs([_chat_token(position) for position in positions])
+def for_chat(positions: Iterable[PositionLogprobs], *, has_token_ids: bool = False) -> ChatLogprobs:
+    """The chat route's shape.
+
+    Args:
+        positions: of an answer.
+        has_token_ids: a token is written as its id; its bytes are there all the same.
+    """
+    return ChatLogprobs([_chat_token(position, has_token_ids) for position in positions])
 
 
-def _chat_token(position: PositionLogprobs) -> ChatTokenLogprob:
+def _chat_token(position: PositionLogprobs, has_token_ids: bool) -> ChatTokenLogprob:
     chosen = position.chosen
-    top = [TopLogprob(t.token, t.logprob, list(t.bytes)) for t in position.top]
-    return ChatTokenLogprob(chosen.token, chosen.logprob, list(chosen.bytes), top)
+    top = [TopLogprob(_name(t, has_token_ids), t.logprob, list(t.bytes)) for t in position.top]
+    return ChatTokenLogprob(_name(chosen, has_token_ids), chosen.logprob, list(chosen.bytes), top)
+
+
+def _name(token: TokenLogprob, has_token_ids: bool) -> str:
+    """How a token is written. Only its id tells apart those that are parts of a character."""
+    return _id_name(token.token_id) if has_token_ids else token.token
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def for_prompt(positions: Iterable[PositionLogprobs]) -> PromptLogprobs:
@@ -49,10 +64,19 @@ class CompletionLogprobsWriter:
         tokenizer: of the model.
         params: what the client asked for.
         prompt: which the answer may echo.
+        has_token_ids: a token is written as its id; offsets are those of its text all the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Prompt) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt: Prompt,
+        *,
+        has_token_ids: bool = False,
+    ) -> None:
         self._num_chars = 0
+        self._has_token_ids = has_token_ids
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._output = detokenizer.start(
@@ -75,7 +99,8 @@ class CompletionLogprobsWriter:
         echoed = detokenizer.start(self._tokenizer)
         for token_id, position in zip(token_ids, [None, *positions], strict=False):
             if position is None:
-                shape.tokens.append(self._tokenizer.token_text(token_id))
+                name = self._tokenizer.token_text(token_id)
+                shape.tokens.append(_id_name(token_id) if self._has_token_ids else name)
                 shape.text_offset.append(self._num_chars)
                 shape.token_logprobs.append(None)
                 shape.top_logprobs.append(None)
@@ -89,7 +114,9 @@ class CompletionLogprobsWriter:
 
     def _append(self, shape: CompletionLogprobs, position: PositionLogprobs) -> None:
         chosen = position.chosen
-        shape.tokens.append(chosen.token)
+        shape.tokens.append(_name(chosen, self._has_token_ids))
         shape.text_offset.append(self._num_chars)
         shape.token_logprobs.append(chosen.logprob)
-        shape.top_logprobs.append({t.token: t.logprob for t in (chosen, *position.top)})
+        shape.top_logprobs.append(
+            {_name(t, self._has_token_ids): t.logprob for t in (chosen, *position.top)}
+        )

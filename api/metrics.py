@@ -182,12 +182,12 @@ def _rule(metric: Metric) -> MergeRule:
 class RequestRecord(Timeline):
     """Times and counts of one sequence, booked when they happen or when it ends."""
 
-    __slots__ = ("_arrived_at", "_engines", "_is_booked")
+    __slots__ = ("_engines", "_is_booked", "arrived_at")
 
     def __init__(self, engines: "Sequence[EngineMetrics]", arrived_at: float) -> None:
         super().__init__()
         self._engines = engines
-        self._arrived_at = arrived_at
+        self.arrived_at = arrived_at
         self._is_booked = False
 
     def update(self, output: EngineCoreOutput, timestamp: float) -> None:
@@ -195,7 +195,7 @@ class RequestRecord(Timeline):
         if output.new_token_ids:
             engine.num_generation_tokens += len(output.new_token_ids) // _TOKEN_BYTES
             if self.last_token_at is None:
-                engine.first_token.observe(time.monotonic() - self._arrived_at)
+                engine.first_token.observe(time.monotonic() - self.arrived_at)
             else:
                 engine.gaps.observe(max(0.0, timestamp - self.last_token_at))
         if output.details is not None and (stats := output.details.prefill_stats) is not None:
@@ -210,7 +210,7 @@ class RequestRecord(Timeline):
         self._is_booked = True
         engine = self._engines[self.engine_index]
         engine.num_finished[reason] += 1
-        engine.end_to_end.observe(time.monotonic() - self._arrived_at)
+        engine.end_to_end.observe(time.monotonic() - self.arrived_at)
         engine.request_prompt_tokens.observe(num_prompt_tokens)
         engine.request_generation_tokens.observe(num_output_tokens)
         engine.request_preemptions.observe(self.num_preemptions)

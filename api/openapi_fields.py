@@ -14,12 +14,16 @@ _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItem
 _NULL = {"type": "null"}
 
 PROMPT: dict[str, Any] = {
-    "description": "A text, a list of texts, a list of token ids, or a list of such lists.",
+    "description": "A text, a list of token ids, or a list of either.",
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
         _TOKENS,
-        {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT, _TOKENS]},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+        },
     ],
 }
 
@@ -62,6 +66,18 @@ MESSAGES: dict[str, Any] = {
 TEMPLATE_VARIABLES: dict[str, Any] = {
     "description": "Further variables for the chat template.",
     "anyOf": [{"type": "object"}, _NULL],
+}
+
+DOCUMENTS: dict[str, Any] = {
+    "description": "For chat templates that quote documents.",
+    "anyOf": [
+        {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": _TEXT},
+            "maxItems": MAX_VALUES,
+        },
+        _NULL,
+    ],
 }
 
 _FUNCTION_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS}
@@ -107,6 +123,7 @@ TOOL_CHOICE: dict[str, Any] = {
 CHAT = {
     "messages": MESSAGES,
     "chat_template_kwargs": TEMPLATE_VARIABLES,
+    "documents": DOCUMENTS,
     "tools": TOOLS,
     "tool_choice": TOOL_CHOICE,
 }

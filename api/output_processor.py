@@ -72,6 +72,26 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What failed, with the finish reason "error"."""
 
 
+def merge_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Several deltas of one sequence, of which there is at least one, as if they had come at
+    once."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
+    logprobs = [each.logprobs for each in deltas if each.logprobs is not None]
+    return OutputDelta(
+        text="".join(each.text for each in deltas),
+        token_ids=[token_id for each in deltas for token_id in each.token_ids],
+        logprobs=[position for part in logprobs for position in part] if logprobs else None,
+        prompt_logprobs=next(
+            (each.prompt_logprobs for each in deltas if each.prompt_logprobs is not None), None
+        ),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
+
+
 class OutputProcessor:
     """Follows one sequence from its first output to its last.
 

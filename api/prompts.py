@@ -26,6 +26,9 @@ MAX_ROLE_CHARS = 64
 MAX_EXTRA_BYTES = 1 << 16
 """Length of `chat_template_kwargs`, and of all that messages hold besides texts."""
 
+MAX_DOCUMENTS_BYTES = 2 << 20
+"""Length of `documents`."""
+
 _FREE_BYTES = 64
 """What a message or a part needs besides its text, by which the bound grows."""
 _FREE_CALL_BYTES = 256
@@ -42,6 +45,7 @@ _TOKEN_LISTS = msgspec.json.Decoder(list[list[int]]).decode
 _TEXT = msgspec.json.Decoder(str).decode
 _TEXT_OR_NULL = msgspec.json.Decoder(str | None).decode
 _ARGUMENTS = msgspec.json.Decoder(str | dict[str, Any] | None).decode
+_DOCUMENT = msgspec.json.Decoder(dict[str, str]).decode
 _OBJECT_OR_NULL = msgspec.json.Decoder(dict[str, Any] | None).decode
 _LIST = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -74,25 +78,29 @@ _TOOL_CALL = msgspec.json.Decoder(_ToolCall).decode
 _TEXTS_OF = msgspec.json.Decoder(_Texts).decode
 
 
-def read(raw: msgspec.Raw, inputs: InputProcessor) -> list[str] | list[list[int]]:
-    """The prompts of a completion request: each a text, or each a list of token ids.
+def read(
+    raw: msgspec.Raw, inputs: InputProcessor, *, may_be_long: bool = False
+) -> list[str | list[int]]:
+    """The prompts of a completion request: each a text or a list of token ids.
 
-    Each of the four forms is decoded as exactly what it looks like, so a mixed list is refused with
-    the place of the first element that is out of line.
+    Args:
+        raw: the field: a text, token ids, or a list of either.
+        inputs: of the model.
+        may_be_long: they are cut later.
 
     Raises:
-        InvalidRequestError: it is missing, empty, mixed, or holds too many.
+        InvalidRequestError: it is missing, empty, something else, or holds too many.
         ContextLengthError: it is one list of more tokens than the model takes.
     """
     text = bytes(raw).lstrip()
-    found = _read(text, inputs)
+    found = _read(text, inputs, may_be_long)
     if not found or not all(found):
         raise InvalidRequestError("prompt must not be empty", "prompt")
     _check_num_prompts(len(found))
     return found
 
 
-def _read(text: bytes, inputs: InputProcessor) -> list[str] | list[list[int]]:
+def _read(text: bytes, inputs: InputProcessor, may_be_long: bool) -> list[str | list[int]]:
     if text.startswith(b'"'):
         return [decode_field(_TEXT, text, "prompt")]
     if not text.startswith(b"["):
@@ -101,15 +109,42 @@ def _read(text: bytes, inputs: InputProcessor) -> list[str] | list[list[int]]:
         )
     match text[1:].lstrip()[:1]:
         case b'"':
-            return decode_field(_TEXTS, text, "prompt")
+            return _read_texts(text)
         case b"[":
-            # Numbers and brackets, no texts: what is counted is what is there.
-            _check_num_prompts(text.count(b"[") - 1)
-            return decode_field(_TOKEN_LISTS, text, "prompt")
+            if b'"' not in text:  # then all brackets are those of prompts
+                _check_num_prompts(text.count(b"[") - 1)
+                return [*decode_field(_TOKEN_LISTS, text, "prompt")]
+            return _read_each(text)
         case _:
-            inputs.check_length(text.count(b",") + 1)
+            if not may_be_long:
+                inputs.check_length(text.count(b",") + 1)
             token_ids = decode_field(_TOKENS, text, "prompt")
             return [token_ids] if token_ids else []
+
+
+def _read_texts(text: bytes) -> list[str | list[int]]:
+    """A list that begins with a text, and usually holds nothing else."""
+    try:
+        return [*_TEXTS(text)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _read_each(text)
+
+
+def _read_each(text: bytes) -> list[str | list[int]]:
+    """A list of texts and lists of token ids."""
+    values = decode_field(decode_values, text, "prompt")
+    _check_num_prompts(len(values))
+    return [_read_one(value, f"prompt[{i}]") for i, value in enumerate(values)]
+
+
+def _read_one(raw: msgspec.Raw, place: str) -> str | list[int]:
+    match bytes(raw)[:1]:
+        case b'"':
+            return decode_field(_TEXT, raw, place)
+        case b"[":
+            return decode_field(_TOKENS, raw, place)
+        case _:
+            raise InvalidRequestError(f"{place} must be a text or a list of token ids", place)
 
 
 def _check_num_prompts(count: int) -> None:
@@ -136,14 +171,41 @@ def _bounded_list() -> Callable[[bytes | msgspec.Raw], msgspec.Struct]:
     return msgspec.json.Decoder(kind).decode
 
 
-def template_variables(raw: msgspec.Raw) -> dict[str, Any]:
-    """`chat_template_kwargs`, which must not pretend to be fields of the request."""
+def template_variables(raw: msgspec.Raw, reasoning_effort: str | None = None) -> dict[str, Any]:
+    """What the template reads besides the conversation.
+
+    Args:
+        raw: `chat_template_kwargs`, which must not pretend to be fields of the request.
+        reasoning_effort: the field; comes before a variable of that name. Some templates think
+            only with `enable_thinking`, so that is set too, unless it is given.
+    """
     name = "chat_template_kwargs"
     if len(raw) > MAX_EXTRA_BYTES:
         raise InvalidRequestError(f"{name} is over {MAX_EXTRA_BYTES} bytes long", name)
     variables = decode_field(_OBJECT_OR_NULL, raw, name) or {}
     check_variables(variables)
+    if reasoning_effort is not None:
+        variables["reasoning_effort"] = reasoning_effort
+        variables.setdefault("enable_thinking", reasoning_effort != "none")
     return variables
+
+
+def read_documents(raw: msgspec.Raw) -> list[dict[str, str]] | None:
+    """The documents that a template may quote; None without any.
+
+    Raises:
+        InvalidRequestError: they are no list of objects with texts, or too many, or too long.
+    """
+    if raw == _NULL:
+        return None
+    if len(raw) > MAX_DOCUMENTS_BYTES:
+        raise InvalidRequestError(
+            f"documents is over {MAX_DOCUMENTS_BYTES} bytes long", "documents"
+        )
+    values = decode_field(decode_values, raw, "documents")
+    return [
+        decode_field(_DOCUMENT, value, f"documents[{i}]") for i, value in enumerate(values)
+    ] or None
 
 
 def read_messages(raw: msgspec.Raw) -> list[dict[str, Any]]:

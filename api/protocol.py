@@ -5,20 +5,23 @@ some requests ask for are UNSET unless they are there; the others are always wri
 look for them (`finish_reason`, `logprobs`, `cached_tokens`).
 """
 
+import re
 from operator import attrgetter
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.beams import MAX_BEAMS
 from api.sampling import SamplingParams
+from api.truncation import Truncation
 from engine.errors import InvalidRequestError
-from engine.sampling_params import MAX_LOGPROBS, RepetitionDetection, check_range
+from engine.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, RepetitionDetection, check_range
 
 MAX_CACHE_SALT_CHARS = 256
 MAX_PRIORITY = 2**31 - 1
-DEFAULT_COMPLETION_TOKENS = 16
-"""As in OpenAI's reference; less where the model's length leaves less."""
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
 
 # --------------------------------------------------------------------------------------- requests
 
@@ -32,8 +35,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class RepetitionFields(msgspec.Struct, kw_only=True):
-    max_pattern_size: int
-    min_pattern_size: int = 1
+    max_pattern_size: int = 0
+    """0: no detection."""
+    min_pattern_size: int = 0
+    """0 is 1, as in vLLM."""
     min_count: int = 4
 
 
@@ -47,8 +52,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = None
-    best_of: int | None = None
     seed: int | None = None
+    """-1 is none, as in vLLM."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -62,41 +67,111 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    """Words that the answer must not hold."""
+    logprob_token_ids: list[int] | None = None
+    """With log probabilities: those of these tokens at each place, instead of the best ones'."""
     repetition_detection: RepetitionFields | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     add_special_tokens: bool | None = None
     split_special_tokens: bool | None = None
     """Special tokens that are written out in the request are text like any other: true in a chat,
     false in a prompt, unless it says otherwise."""
 
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens in log probabilities are written `token_id:7`. Default: the server's setting."""
 
-    # Accepted without an effect: they say who asks or ask for bookkeeping, not for another answer.
+    # What few requests have: `_check_rare` reads these.
+    best_of: int | None = None
+    """As many continuations are made of which the `n` likeliest are shown."""
+    use_beam_search: bool | None = None
+    """The `n` likeliest continuations that a search finds, instead of random ones."""
+    length_penalty: float | None = None
+    """Of beam search: above 1 favours long answers."""
+    truncate_prompt_tokens: int | None = None
+    """Tokens of the prompt that are kept; -1: as many as the model takes."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where the others are cut off."""
+    stream_interval: int | None = None
+    """Tokens in a chunk of a stream, but for the first and the last."""
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    """The client's name for the request, which ends the id of its answer."""
+    session_id: str | None = None
+    """As the header X-Session-ID."""
+
     user: str | None = None
+    """Without an effect."""
 
     def check(self, max_n: int) -> None:
         """Check what no single type can. Raises InvalidRequestError."""
         check_range("n", self.num_choices, 1, max_n)
-        if self.best_of not in (None, self.num_choices):
-            raise InvalidRequestError("best_of must be equal to n: no other is served", "best_of")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError(
                 "prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs"
             )
+        if _rare_fields(self) != _NO_RARE_FIELDS:
+            self._check_rare(max_n)
+
+    def _check_rare(self, max_n: int) -> None:
+        if self.best_of is not None:
+            self._check_best_of(self.best_of, max_n)
+        if self.use_beam_search:
+            self._check_beam_search()
+        elif self.length_penalty not in (None, 1.0):
+            raise InvalidRequestError("length_penalty needs use_beam_search", "length_penalty")
+        if self.stream_interval is not None:
+            check_range("stream_interval", self.stream_interval, 1, MAX_TOKEN_ID)
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise InvalidRequestError(
+                "truncation_side needs truncate_prompt_tokens", "truncation_side"
+            )
         check_range("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_CACHE_SALT_CHARS:
             raise InvalidRequestError(
                 f"cache_salt has 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
             )
+        if self.request_id is not None and not _SAFE_ID.fullmatch(self.request_id):
+            raise InvalidRequestError(
+                "request_id has 1 to 128 characters of A-Z, a-z, 0-9 and ._:/=+@-", "request_id"
+            )
+
+    def _check_best_of(self, best_of: int, max_n: int) -> None:
+        check_range("best_of", best_of, self.num_choices, max_n)
+        if best_of > self.num_choices and self.stream:
+            raise InvalidRequestError(
+                "best_of cannot be streamed: what is best shows at the end", "best_of"
+            )
+
+    def _check_beam_search(self) -> None:
+        """Refuse what a search for the likeliest answer would not do; what says how to draw one
+        (temperature, top_p, seed, ...) has no say in it."""
+        check_range("n", self.num_choices, 1, MAX_BEAMS)
+        check_range("length_penalty", self.length_penalty or 0.0, -10.0, 10.0)
+        for name, value in zip(_NOT_WITH_BEAMS, _not_with_beams(self), strict=True):
+            if value not in _EMPTY and value != _NEUTRAL.get(name):
+                raise InvalidRequestError(f"{name} has no effect with use_beam_search", name)
 
     @property
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def num_sequences(self) -> int:
+        """Continuations of each prompt that are computed."""
+        return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """What is to be left of the prompt; None: all of it."""
+        if self.truncate_prompt_tokens is None:
+            return None
+        return Truncation(self.truncate_prompt_tokens, self.truncation_side or "left")
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -112,10 +187,16 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         """The fields that say how to sample, checked. Raises InvalidRequestError."""
         values = zip(_SAMPLING_FIELDS, _sampling_fields(self), strict=True)
         given = {name: value for name, value in values if value is not None}
-        if self.repetition_detection is not None:
+        if self.seed == -1:
+            del given["seed"]
+        if self.best_of is not None:
+            given["n"] = self.best_of
+            if self.best_of > self.num_choices and logprobs is None:
+                logprobs = 0  # to tell which are best
+        if self.repetition_detection is not None and self.repetition_detection.max_pattern_size:
             r = self.repetition_detection
             given["repetition_detection"] = RepetitionDetection(
-                r.max_pattern_size, r.min_pattern_size, r.min_count
+                r.max_pattern_size, r.min_pattern_size or 1, r.min_count
             )
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
@@ -140,17 +221,48 @@ _SAMPLING_FIELDS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
 )
-
-
 _sampling_fields = attrgetter(*_SAMPLING_FIELDS)
+
+_RARE_FIELDS = (
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "truncation_side",
+    "stream_interval",
+    "priority",
+    "cache_salt",
+    "request_id",
+)
+_rare_fields = attrgetter(*_RARE_FIELDS)
+_NO_RARE_FIELDS = (None,) * len(_RARE_FIELDS)
+
+_NOT_WITH_BEAMS = (
+    "best_of",
+    "stop",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprob_token_ids",
+    "prompt_logprobs",
+    "repetition_detection",
+)
+_not_with_beams = attrgetter(*_NOT_WITH_BEAMS)
+_EMPTY: tuple[object, ...] = (None, 0, "", [], {})
+_NEUTRAL = {"repetition_penalty": 1.0}
 
 
 class CompletionBody(GenerationBody, kw_only=True):
     """POST /v1/completions."""
 
     prompt: msgspec.Raw = msgspec.Raw(b"null")
-    """A text, a list of texts, a list of token ids, or a list of such lists: `prompts.read`."""
+    """A text, a list of token ids, or a list of either: `prompts.read`."""
 
     logprobs: int | None = None
     """Alternatives per token; 0 is the sampled token alone."""
@@ -167,6 +279,12 @@ class CompletionBody(GenerationBody, kw_only=True):
         """How to sample, checked."""
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        elif self.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise InvalidRequestError(
+                "echo with logprobs has no effect with use_beam_search", "echo"
+            )
         # The engine always makes a token; the route leaves it out.
         max_tokens = 1 if self.is_prompt_only else self.max_tokens
         params = self.sampling_params(max_tokens, self.logprobs)
@@ -186,10 +304,21 @@ class ChatBody(GenerationBody, kw_only=True):
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = None
+    """The text of the last message first, if it is the assistant's."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
+    """Jinja text in place of the model's own template, where the server trusts its clients."""
     chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
     """What else the template reads: `prompts.template_variables`."""
+    documents: msgspec.Raw = msgspec.Raw(b"null")
+    """For templates that quote documents: `prompts.read_documents`."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    """For templates that read it. Any but "none" sets `enable_thinking` too."""
+    return_prompt_text: bool | None = None
 
     tools: msgspec.Raw = msgspec.Raw(b"null")
     """What the model may call: this field and the next two are read by `tools.request`."""
@@ -220,6 +349,8 @@ class ChatBody(GenerationBody, kw_only=True):
             check_range("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
             if self.top_logprobs and not self.logprobs:
                 raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise InvalidRequestError("logprob_token_ids needs logprobs: true", "logprob_token_ids")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -234,71 +365,6 @@ class ChatBody(GenerationBody, kw_only=True):
             )
         return self.add_generation_prompt
 
-
-# Fields of OpenAI and vLLM that ask for something we do not serve (yet). The values beside them ask
-# for nothing, as do null, false and empty ones.
-_UNSUPPORTED_IN_BOTH: dict[str, tuple[object, ...]] = {
-    "bad_words": (),
-    "ec_transfer_params": (),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": (),
-    "logprob_token_ids": (),
-    "lora_request": (),
-    "pooling_params": (),
-    "prompt_embeds": (),
-    "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_prompt_text": (),
-    "return_token_offsets": (),
-    "return_tokens_as_token_ids": (),
-    "stream_interval": (1,),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (),
-    "vllm_xargs": (),
-    "watermarking": (),
-}
-UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED_IN_BOTH | {"suffix": ()}
-UNSUPPORTED_IN_CHAT = _UNSUPPORTED_IN_BOTH | {
-    "audio": (),
-    "chat_template": (),
-    "documents": (),
-    "echo": (),
-    "function_call": ("none", "auto"),
-    "functions": (),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-    "modalities": (["text"],),
-    "reasoning": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-
-# Accepted without an effect, and not worth a warning: bookkeeping, and hints about speed or price.
-_HINTS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "store",
-    }
-)
-KNOWN_IN_COMPLETIONS = frozenset(CompletionBody.__struct_fields__) | _HINTS
-KNOWN_IN_CHAT = frozenset(ChatBody.__struct_fields__) | _HINTS
 
 # -------------------------------------------------------------------------------------- responses
 
@@ -409,6 +475,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -452,6 +519,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

@@ -35,6 +35,11 @@ class RouteWish:
     pinned_rank: int | None = None
     session: str | None = None
 
+    def with_session(self, name: str) -> "RouteWish":
+        """The same for another session, if that is a name."""
+        raw = name.encode("utf-8", "replace")
+        return RouteWish(self.pinned_rank, name) if _SAFE_SESSION.fullmatch(raw) else self
+
 
 def read(headers: Sequence[tuple[bytes, bytes]], ranks: range) -> RouteWish:
     """What the client asks for. A session name that is long or strange is no session.

@@ -11,12 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import InvalidRequestError
-from engine.sampling_params import RepetitionDetection, check_range
+from engine.sampling_params import MAX_BAD_WORDS, RepetitionDetection, check_range
 from engine.sampling_params import SamplingParams as EngineSamplingParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
+MAX_BAD_WORD_CHARS = 256
 
 
 class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
@@ -47,6 +48,9 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
     """Only with `skip_special_tokens` off, and only for tokenizers that join tokens by spaces
     (WordPiece and the like): False joins neighbouring special tokens without one."""
 
+    bad_words: tuple[str, ...] = ()
+    """Words that the output must not hold, at its start or behind a space."""
+
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             _replace(self, "stop", (self.stop,))
@@ -64,6 +68,8 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
         check_range("n", self.n, 1, MAX_N)
         if self.stop:
             check_stop(self.stop)
+        if self.bad_words:
+            _check_bad_words(self.bad_words)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.
@@ -112,6 +118,19 @@ def check_stop(stop: Sequence[str], name: str = "stop") -> None:
             )
 
 
+def _check_bad_words(words: Sequence[str]) -> None:
+    """Refuse words that are too many, too long or empty, before tokens are made of them."""
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words takes at most {MAX_BAD_WORDS} words, not {len(words)}", "bad_words"
+        )
+    for word in words:
+        if not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
+            raise InvalidRequestError(
+                f"a bad word has 1 to {MAX_BAD_WORD_CHARS} characters, not {len(word)}", "bad_words"
+            )
+
+
 # msgspec checks types when it decodes, not when a struct is built by hand, which is what users of
 # the `LLM` class do. `True` is an int to Python, but never what a user means by a number.
 
@@ -126,6 +145,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _all(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -164,7 +187,10 @@ _BOOLS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_TUPLES_BY_DEFAULT = ("stop", "stop_token_ids", "eos_token_ids")
+_TUPLES_BY_DEFAULT = (
+    *("stop", "stop_token_ids", "eos_token_ids"),
+    *("bad_words", "bad_words_token_ids", "logprob_token_ids"),
+)
 _TUPLES = (*_TUPLES_BY_DEFAULT, "allowed_token_ids")
 
 _KINDS: Final = {
@@ -174,11 +200,15 @@ _KINDS: Final = {
         ("seed", "max_tokens", "logprobs", "prompt_logprobs"), _optional(_is_int), "an integer"
     ),
     **_kinds(_BOOLS, _is_bool, "true or false"),
-    **_kinds(("stop_token_ids", "eos_token_ids"), _all(_is_int), "a list of token ids"),
-    **_kinds(("allowed_token_ids",), _optional(_all(_is_int)), "a list of token ids"),
     **_kinds(
-        ("stop",), _all(lambda value: isinstance(value, str)), "a string or a list of strings"
+        ("stop_token_ids", "eos_token_ids", "logprob_token_ids"),
+        _all(_is_int),
+        "a list of token ids",
     ),
+    **_kinds(("bad_words_token_ids",), _all(_all(_is_int)), "a list of tuples of token ids"),
+    **_kinds(("bad_words",), _all(_is_str), "a list of strings"),
+    **_kinds(("allowed_token_ids",), _optional(_all(_is_int)), "a list of token ids"),
+    **_kinds(("stop",), _all(_is_str), "a string or a list of strings"),
     **_kinds(("logit_bias",), _optional(_is_bias), "a map from token ids to numbers"),
     **_kinds(
         ("repetition_detection",),

@@ -3,10 +3,11 @@
 Made by `process`, which moves it through its states; read by the edge and the routes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from api.body import BodyReader
+from api.brought_templates import BroughtTemplates
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
@@ -32,6 +33,9 @@ class LoadedModel:
     max_model_len: int
     loaded_at: int
     """Seconds since the epoch."""
+
+    brought_templates: BroughtTemplates = field(default_factory=BroughtTemplates)
+    """Of requests that bring their own."""
 
 
 class Service:

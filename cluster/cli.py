@@ -279,6 +279,16 @@ _SERVE_OPTIONS = [
     ),
     _option(
         "HTTP",
+        "--trust-request-chat-template/--no-trust-request-chat-template",
+        help="Let requests bring chat templates of their own.",
+    ),
+    _option(
+        "HTTP",
+        "--return-tokens-as-token-ids/--no-return-tokens-as-token-ids",
+        help="Write tokens as token_id:7 in log probabilities, unless a request says otherwise.",
+    ),
+    _option(
+        "HTTP",
         "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
         help="Let the model call the tools of a request; else requests with tools are refused.",
     ),

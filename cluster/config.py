@@ -221,6 +221,12 @@ class ServeConfig:
     chat_template: str | None = None
     """Jinja text in place of the model's own template."""
 
+    trust_request_chat_template: bool = False
+    """Requests may bring templates of their own."""
+
+    return_tokens_as_token_ids: bool = False
+    """Log probabilities write tokens as ids, unless a request says otherwise."""
+
     tool_call_parser: str = "auto"
     """How the model writes calls of tools; auto: as its chat template shows."""
 

@@ -16,8 +16,12 @@ _ADVICE = {
     "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
     "--gpu-memory-utilization": "does not exist; --kv-cache-memory-bytes says what the KV cache may"
     " take (unless given, 90% of the memory that is free after loading)",
-    "--max-logprobs": "does not exist; requests may ask for 20",
+    "--logprobs-mode": "does not exist: log probabilities are the model's own, before anything that"
+    " a request changes (vLLM's raw_logprobs)",
+    "--max-logprobs": "does not exist; requests may ask for 20, or for 128 tokens by their ids"
+    " (logprob_token_ids)",
     "--revision": "does not exist yet; download that revision and give its folder",
+    "--stream-interval": "does not exist; requests have a stream_interval",
     "--swap-space": "does not exist: what is preempted is computed again",
     "--tokenizer": "does not exist; the tokenizer comes from the model's folder",
     "--tool-parser-plugin": "does not exist; --tool-call-parser has the parsers that there are",

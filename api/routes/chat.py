@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import answer, body, errors, logprobs, message_plan, openapi_fields, prompts, sse
+from api.choosing import generation_for
 from api.conversation import Conversation
+from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
 from api.generate import Batch, Generation, Prompt
-from api.ids import new_id
+from api.ids import answer_id
 from api.output_processor import OutputDelta
 from api.protocol import (
-    KNOWN_IN_CHAT,
-    UNSUPPORTED_IN_CHAT,
     ChatBody,
     ChatChoice,
     ChatChunk,
@@ -29,6 +29,7 @@ from api.routes.chat_messages import MessageWriter
 from api.routing import Route
 from api.service import Service
 from api.tools import request as tool_request
+from engine.errors import UnsupportedFieldError
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 
@@ -71,10 +72,14 @@ def read_conversation(service: Service, chat: ChatBody) -> Conversation:
         read_messages=partial(prompts.read_messages, chat.messages),
         plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
         params=chat.generation_params(),
-        answer_id=new_id("chatcmpl-"),
-        variables=prompts.template_variables(chat.chat_template_kwargs),
+        answer_id=answer_id("chatcmpl-", chat.request_id),
+        variables=prompts.template_variables(chat.chat_template_kwargs, chat.reasoning_effort),
+        read_documents=partial(prompts.read_documents, chat.documents),
+        template=_template(service, chat),
         add_generation_prompt=chat.has_generation_prompt,
         continue_final_message=bool(chat.continue_final_message),
+        is_echoed=bool(chat.echo),
+        truncation=chat.truncation,
         add_special_tokens=bool(chat.add_special_tokens),
         split_special_tokens=chat.split_special_tokens is not False,
         priority=chat.priority or 0,
@@ -89,7 +94,14 @@ def _job(
 
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = chat.model or service.config.served_model_names[0]
-        return _ChatFormat(conversation, name, chat, generation, prompts_[0])
+        return _ChatFormat(
+            conversation,
+            name,
+            chat,
+            generation,
+            prompts_[0],
+            has_ids_for_tokens=answer.has_ids_for_tokens(chat, service),
+        )
 
     return answer.Job(
         bool(chat.stream),
@@ -99,10 +111,28 @@ def _job(
         headers,
         arrived_at,
         num_bytes,
-        num_sequences=chat.num_choices,
-        render_s=service.model.template.short_render_s,
+        num_sequences=chat.num_sequences,
+        render_s=_render_s(service, chat),
         kept_token_ids=conversation.plan.kept_token_ids,
+        make_generation=generation_for(chat, conversation.params),
+        session=chat.session_id,
     )
+
+
+def _render_s(service: Service, chat: ChatBody) -> float:
+    """How long rendering takes at least; a template that comes with the request is compiled."""
+    return service.model.template.short_render_s if chat.chat_template is None else 1.0
+
+
+def _template(service: Service, chat: ChatBody) -> str | None:
+    """The template that a client brings, if we take one from it."""
+    if chat.chat_template is not None and not service.config.trust_request_chat_template:
+        raise UnsupportedFieldError(
+            "chat_template is not supported by this server: templates of clients need a start with"
+            " --trust-request-chat-template",
+            "chat_template",
+        )
+    return chat.chat_template
 
 
 class _ChatFormat:
@@ -115,6 +145,8 @@ class _ChatFormat:
         chat: ChatBody,
         generation: Generation,
         prompt: Prompt,
+        *,
+        has_ids_for_tokens: bool,
     ) -> None:
         plan = conversation.plan
         self._id = conversation.answer_id
@@ -123,8 +155,9 @@ class _ChatFormat:
         self._chat = chat
         self._generation = generation
         self._prompt = prompt
-        self._waiting = [answer.Part() for _ in generation.choices]
+        self._waiting = [answer.Part() for _ in range(generation.num_choices)]
         self._is_begun = False
+        self._has_ids_for_tokens = has_ids_for_tokens
         self._writers = (
             None
             if plan.is_plain
@@ -138,7 +171,10 @@ class _ChatFormat:
         events = []
         if not self._is_begun:
             self._is_begun = True
-            events += [self._role_chunk(i) for i in range(len(self._waiting))]
+            indices = range(len(self._waiting))
+            events += [self._role_chunk(i) for i in indices]
+            if self._prompt.beginning:
+                events += [sse.event(self._text_chunk(i, self._prompt.beginning)) for i in indices]
         for choice, delta in batch:
             if self._text_events is None or delta.finish_reason is not None:
                 events += self._full_chunks(choice.index, delta)
@@ -167,6 +203,7 @@ class _ChatFormat:
             choices=[self._choice(index, part) for index, part in enumerate(parts)],
             usage=self._generation.usage(),
             prompt_token_ids=self._prompt.token_ids if self._chat.return_token_ids else UNSET,
+            prompt_text=self._prompt.text if self._chat.return_prompt_text else UNSET,
             prompt_logprobs=(
                 logprobs.for_prompt(prompt_logprobs or [])
                 if self._chat.prompt_logprobs is not None
@@ -217,6 +254,8 @@ class _ChatFormat:
         else:
             message = self._writers[index].message(text)
             finish_reason = self._writers[index].finish_reason(finish_reason)
+        if self._prompt.beginning:
+            message.content = self._prompt.beginning + (message.content or "")
         return ChatChoice(
             index=index,
             message=message,
@@ -236,11 +275,13 @@ class _ChatFormat:
 
     def _role_chunk(self, index: int) -> bytes:
         delta = ChatDelta(role="assistant", content="")
-        is_first_of_all = index == 0 and self._chat.return_token_ids
-        return self._chunk(
-            [ChatChunkChoice(index, delta, None, None)],
-            prompt_token_ids=self._prompt.token_ids if is_first_of_all else UNSET,
-        )
+        chunk = self._chunk_body([ChatChunkChoice(index, delta, None, None)])
+        if index == 0:  # what is said of the prompt comes once
+            if self._chat.return_token_ids:
+                chunk.prompt_token_ids = self._prompt.token_ids
+            if self._chat.return_prompt_text:
+                chunk.prompt_text = self._prompt.text
+        return sse.event(chunk)
 
     def _chunk_choice(self, index: int, part: answer.Part, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(
@@ -252,23 +293,11 @@ class _ChatFormat:
             token_ids=self._token_ids(part),
         )
 
-    def _chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        has_usage: bool = False,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
-    ) -> bytes:
-        return sse.event(self._chunk_body(choices, has_usage, prompt_token_ids))
+    def _chunk(self, choices: list[ChatChunkChoice], has_usage: bool = False) -> bytes:
+        return sse.event(self._chunk_body(choices, has_usage))
 
-    def _chunk_body(
-        self,
-        choices: list[ChatChunkChoice],
-        has_usage: bool = False,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
-    ) -> ChatChunk:
-        chunk = ChatChunk(
-            self._id, self._created, self._model, choices, prompt_token_ids=prompt_token_ids
-        )
+    def _chunk_body(self, choices: list[ChatChunkChoice], has_usage: bool = False) -> ChatChunk:
+        chunk = ChatChunk(self._id, self._created, self._model, choices)
         if has_usage or self._chat.has_running_usage:
             chunk.usage = self._generation.usage()
         elif self._chat.has_usage_chunk:
@@ -276,7 +305,9 @@ class _ChatFormat:
         return chunk
 
     def _logprobs(self, part: answer.Part) -> ChatLogprobs | None:
-        return logprobs.for_chat(part.logprobs) if self._chat.logprobs and part.logprobs else None
+        if not (self._chat.logprobs and part.logprobs):
+            return None
+        return logprobs.for_chat(part.logprobs, has_token_ids=self._has_ids_for_tokens)
 
     def _token_ids(self, part: answer.Part) -> list[int] | UnsetType:
         return part.token_ids if self._chat.return_token_ids else UNSET

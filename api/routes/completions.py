@@ -7,15 +7,14 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, errors, openapi_fields, prompts, sse
+from api import answer, body, errors, ids, openapi_fields, prompts, sse
+from api.choosing import generation_for
+from api.fields import KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
 from api.generate import Batch, Generation, Prompt
-from api.ids import new_id
+from api.input_processor import DEFAULT_COMPLETION_TOKENS
 from api.logprobs import CompletionLogprobsWriter, for_prompt
 from api.output_processor import OutputDelta
 from api.protocol import (
-    DEFAULT_COMPLETION_TOKENS,
-    KNOWN_IN_COMPLETIONS,
-    UNSUPPORTED_IN_COMPLETIONS,
     Completion,
     CompletionBody,
     CompletionChoice,
@@ -70,11 +69,12 @@ def _job(
     service.check_model_name(completion.model)
     completion.check(service.config.max_n)
     answer.check_priority(completion.priority, service)
-    given = prompts.read(completion.prompt, service.model.inputs)
-    num_sequences = len(given) * completion.num_choices
-    answer.check_size(len(given), completion.num_choices, service)
+    is_cut = completion.truncate_prompt_tokens is not None
+    given = prompts.read(completion.prompt, service.model.inputs, may_be_long=is_cut)
+    num_sequences = len(given) * completion.num_sequences
+    answer.check_size(len(given), completion.num_sequences, service)
     params = completion.generation_params()
-    answer_id = new_id("cmpl-")
+    answer_id = ids.answer_id("cmpl-", completion.request_id)
 
     def prepare(model: LoadedModel) -> list[Prompt]:
         return [_prepare(model, completion, params, prompt, answer_id) for prompt in given]
@@ -84,9 +84,12 @@ def _job(
         form = _CompletionFormat(answer_id, name, completion, generation, prompts_)
         if completion.logprobs is not None:
             tokenizer = service.model.tokenizer
+            has_token_ids = answer.has_ids_for_tokens(completion, service)
             form.writers = [
-                CompletionLogprobsWriter(tokenizer, params, form.prompt(index))
-                for index in range(len(generation.choices))
+                CompletionLogprobsWriter(
+                    tokenizer, params, form.prompt(index), has_token_ids=has_token_ids
+                )
+                for index in range(generation.num_choices)
             ]
         return form
 
@@ -99,6 +102,8 @@ def _job(
         arrived_at,
         num_bytes,
         num_sequences,
+        make_generation=generation_for(completion, params),
+        session=completion.session_id,
     )
 
 
@@ -114,9 +119,11 @@ def _prepare(
             prompt,
             add_special_tokens=completion.add_special_tokens is not False,
             split_special_tokens=bool(completion.split_special_tokens),
+            truncation=completion.truncation,
+            num_output_tokens=completion.max_tokens,
         )
     else:
-        token_ids = prompt
+        token_ids = model.inputs.truncate(prompt, completion.truncation, completion.max_tokens)
     requests = model.inputs.make_requests(
         token_ids,
         params,
@@ -127,8 +134,9 @@ def _prepare(
     )
     if not completion.echo:
         return Prompt(token_ids, requests)
-    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
-    return Prompt(token_ids, requests, text)
+    if isinstance(prompt, str) and completion.truncation is None:
+        return Prompt(token_ids, requests, prompt)
+    return Prompt(token_ids, requests, model.tokenizer.decode(token_ids))
 
 
 class _CompletionFormat:
@@ -148,7 +156,7 @@ class _CompletionFormat:
         self._completion = completion
         self._generation = generation
         self._prompts = prompts_
-        num_choices = len(generation.choices)
+        num_choices = generation.num_choices
         self._waiting = [answer.Part() for _ in range(num_choices)]
         self.writers: list[CompletionLogprobsWriter] = []
         """One for each choice, if log probabilities are asked for."""

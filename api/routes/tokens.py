@@ -13,7 +13,8 @@ from starlette.responses import Response
 from api import body, openapi_fields, text_call
 from api.body import decode_field
 from api.conversation import Conversation
-from api.protocol import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT, ChatBody
+from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
+from api.protocol import ChatBody
 from api.routes import chat
 from api.routing import Route
 from api.service import LoadedModel, Service

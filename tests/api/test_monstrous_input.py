@@ -34,6 +34,11 @@ def keys(num_bytes: int) -> bytes:
     return b",".join(b'"%d":1' % number for number in range(num_bytes // 11))
 
 
+def texts(num_bytes: int) -> bytes:
+    """The same, of short texts."""
+    return b",".join(b'"%d":""' % number for number in range(num_bytes // 12))
+
+
 def completion(fields: bytes, prompt: bytes = b'"x"') -> bytes:
     return b'{"prompt":%b,%b}' % (prompt, fields)
 
@@ -61,6 +66,10 @@ COMPLETIONS: dict[str, Callable[[], bytes]] = {
     "many prompts": lambda: completion(b'"n":1', b"[%b]" % many(b"[1]", FULL)),
     "many empty prompts": lambda: completion(b'"n":1', b"[%b]" % many(b'""', FULL)),
     "many tokens": lambda: completion(b'"n":1', b"[%b]" % many(b"1", FULL)),
+    "many tokens of which few are kept": lambda: completion(
+        b'"truncate_prompt_tokens":1001', b"[%b]" % many(b"1", FULL)
+    ),
+    "texts and tokens": lambda: completion(b'"n":1', b"[%b]" % many(b'"",[]', FULL)),
     "one long token": lambda: completion(b'"n":1', b"[%b]" % (b"9" * FULL)),
     "a long prompt": lambda: completion(b'"n":1', b'"%b"' % (b"x" * FULL)),
     "a long prompt, escaped": lambda: completion(
@@ -80,6 +89,8 @@ CHATS: dict[str, Callable[[], bytes]] = {
     "many calls": lambda: message(b'"tool_calls":[%b]' % many(b"{}", FULL)),
     "a choice with many keys": lambda: chat(b'"tool_choice":{%b}' % keys(OTHER)),
     "many variables": lambda: chat(b'"chat_template_kwargs":{%b}' % keys(OTHER)),
+    "many documents": lambda: chat(b'"documents":[%b]' % many(b"{}", FULL)),
+    "a document with many keys": lambda: chat(b'"documents":[{%b,"a":1}]' % texts(2 << 20)),
     "deep variables": lambda: chat(b'"chat_template_kwargs":{"a":%b}' % (b"[" * 60_000)),
     "arguments that are brackets": lambda: message(
         b'"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":%b}}]'

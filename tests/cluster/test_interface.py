@@ -20,11 +20,12 @@ _OF_A_SERVER = """
     --max-num-batched-tokens --max-num-seqs
     --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
-    --no-enable-chunked-prefill --no-enable-prefix-caching
+    --no-enable-chunked-prefill --no-enable-prefix-caching --no-return-tokens-as-token-ids
+    --no-trust-request-chat-template
     --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --quantization
-    --ray-address --reasoning-parser --root-path --scheduling-policy --seed --served-model-name
-    --shutdown-timeout --startup-timeout --tensor-parallel-size --tool-call-parser
-    --wire-port-range -dp -pp -tp
+    --ray-address --reasoning-parser --return-tokens-as-token-ids --root-path --scheduling-policy
+    --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
+    --tool-call-parser --trust-request-chat-template --wire-port-range -dp -pp -tp
 """
 
 _NOT_OF_A_BATCH = """

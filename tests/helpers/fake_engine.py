@@ -269,7 +269,7 @@ class FakeEngine:
         assert prompt is not None
         now = time.monotonic()
         details = OutputDetails(
-            new_logprobs=_logprobs(tokens, params.logprobs),
+            new_logprobs=_logprobs(tokens, params.logprobs, params.logprob_token_ids),
             prompt_logprobs=_logprobs(prompt[1:].tolist(), params.prompt_logprobs)
             if is_first
             else None,
@@ -312,13 +312,15 @@ class FakeEngine:
         """Nothing to trace."""
 
 
-def _logprobs(tokens: list[int], k: int | None) -> Logprobs | None:
-    """Token t has log probability -t/10; the alternatives are tokens 97, 98, …, at -0.5, -1.5, …"""
+def _logprobs(tokens: list[int], k: int | None, listed: tuple[int, ...] = ()) -> Logprobs | None:
+    """Token t has log probability -t/10; the alternatives are tokens 97, 98, …, at -0.5, -1.5, …,
+    or those that are listed."""
     if k is None or not tokens:
         return None
-    best = [97 + i for i in range(k)]
+    best = [*listed] or [97 + i for i in range(k)]
+    values = [-t / 10 for t in listed] or [-0.5 - i for i in range(k)]
     return Logprobs(
         token_ids=np.array([[t, *best] for t in tokens], dtype="<u4"),
-        logprobs=np.array([[-t / 10, *(-0.5 - i for i in range(k))] for t in tokens], dtype="<f4"),
+        logprobs=np.array([[-t / 10, *values] for t in tokens], dtype="<f4"),
         ranks=np.ones(len(tokens), dtype="<u4"),
     )
