@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from api.body import Refusal
+
 NULL = msgspec.Raw(b"null")
 
 # --------------------------------------------------------------------------------------- requests
@@ -73,14 +75,14 @@ class MessagesBody(CountTokensBody, kw_only=True):
 _HINTS = frozenset({"cache_control", "diagnostics", "metadata", "service_tier", "speed"})
 KNOWN_IN_COUNT = frozenset(CountTokensBody.__struct_fields__) | _HINTS
 KNOWN_IN_MESSAGES = frozenset(MessagesBody.__struct_fields__) | _HINTS
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "container": (),
-    "ec_transfer_params": (),
-    "kv_transfer_params": (),
-    "mcp_servers": (),
-    "output_format": (),
-    "vllm_xargs": (),
-    "watermarking": (),
+UNSUPPORTED = {
+    "container": Refusal("this server runs no code of a model"),
+    "ec_transfer_params": Refusal("this server computes prompt and answer in one place"),
+    "kv_transfer_params": Refusal("this server computes prompt and answer in one place"),
+    "mcp_servers": Refusal("this server calls no other one"),
+    "output_format": Refusal("output cannot be bound to a schema yet"),
+    "vllm_xargs": Refusal("there are no plugins that could read them"),
+    "watermarking": Refusal("answers have no watermark"),
 }
 """What asks for something that we do not serve; null and empty values ask for nothing."""
 
