@@ -12,8 +12,11 @@ So since V3.1. Before, the kind of call took the name's place, and the name foll
 """
 
 import re
+from collections.abc import Sequence
 
+from api.structured.lark import Grammar, one_of
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS, copy_arguments
 from api.tools.reader import BrokenError, Reader, Steps
 
@@ -83,3 +86,24 @@ def _scan_arguments(reader: Reader, sink: Sink) -> Steps[None]:
         yield from reader.until((END,), sink.arguments)
     else:
         yield from _skip_fence(reader)
+
+
+def write_calls(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    """As since V3.1."""
+    calls = [tool.between(grammar, START + tool.name + SEPARATOR, END) for tool in tools]
+    return _written(grammar, one_of(calls), "", many)
+
+
+def write_fenced(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    """As before."""
+    before = START + "function" + SEPARATOR
+    calls = [
+        tool.between(grammar, f"{before}{tool.name}\n```json\n", f"\n```{END}") for tool in tools
+    ]
+    return _written(grammar, one_of(calls), "\n", many)
+
+
+def _written(grammar: Grammar, body: str, separator: str, many: bool) -> Sequence[Block]:
+    call = grammar.rule(body)
+    more = f"({grammar.marker(separator)} {call})*" if many else ""
+    return [Block(FIRST, f"{call} {more} {grammar.marker(LAST)}")]

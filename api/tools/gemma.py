@@ -8,11 +8,17 @@ Keys are bare, texts stand between quoting markers and hold anything else as it 
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from api.structured.keywords import Schema
+from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool, WriteCalls
 from api.tools.converter import NUMBER, Converter
 from api.tools.json_scan import MAX_NAME_CHARS, copy_string, escaped, expect
+from api.tools.notation import ValueWriter
 from api.tools.reader import BrokenError, Reader, Steps, Write
 
 
@@ -125,3 +131,45 @@ class _GemmaConverter(Converter):
             raise BrokenError
         is_json = bare in ("true", "false", "null") or NUMBER.fullmatch(bare) is not None
         self._write(bare if is_json else json.dumps(bare, ensure_ascii=False))
+
+
+def write_calls(notation: Notation) -> WriteCalls:
+    """How calls are written, for either of the two."""
+
+    def write(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+        written = _GemmaNotation(notation.quote)
+        calls = [
+            f"{literal(f'call:{tool.name}' + '{')}"
+            f" {ValueWriter(grammar, written, tool.schema, tool.style).members(tool.schema)}"
+            for tool in tools
+        ]
+        end = f"{literal('}')} {grammar.marker(notation.end)}"
+        return [Block(notation.start, f"{one_of(map(grammar.rule, calls))} {end}", "")]
+
+    return write
+
+
+_ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}:/"
+
+
+@dataclass(frozen=True, slots=True)
+class _GemmaNotation:
+    quote: str
+    constants: ClassVar[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
+    separator: ClassVar[str] = ","
+
+    def text(self, writer: ValueWriter, schema: Schema) -> str:
+        """How long it is and what it matches is not bound."""
+        grammar = writer.grammar
+        return f"{grammar.marker(self.quote)} {grammar.text_through(self.quote)}"
+
+    def one_text(self, writer: ValueWriter, text: str) -> str | None:
+        quote = writer.grammar.marker(self.quote)
+        return None if self.quote in text else f"{quote} {literal(text)} {quote}"
+
+    def key(self, name: str) -> str | None:
+        is_bare = _KEY.fullmatch(name) and name == name.strip().strip('"')
+        return literal(f"{name}:") if is_bare else None
+
+    def any_key(self, writer: ValueWriter) -> str:
+        return writer.grammar.terminal(_ANY_KEY)

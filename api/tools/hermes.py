@@ -5,7 +5,11 @@
 </tool_call>
 """
 
+from collections.abc import Sequence
+
+from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import JsonCall
 from api.tools.reader import BrokenError, Reader, Steps
 
@@ -35,3 +39,9 @@ def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
     while (yield from reader.peek_past_space()) == "}":  # one too many is a usual mistake
         reader.take(1)
     yield from reader.skips(END)
+
+
+def write_calls(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    call = one_of(tool.as_json(grammar, "arguments") for tool in tools)
+    newline = literal("\n")
+    return [Block(START, f"{newline} {call} {newline} {grammar.marker(END)}", "\n")]

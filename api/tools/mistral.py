@@ -6,8 +6,11 @@ the second.
 """
 
 import re
+from collections.abc import Sequence
 
+from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS, JsonCall, copy_arguments
 from api.tools.reader import BrokenError, Reader, Steps
 
@@ -65,3 +68,16 @@ def _scan_named(reader: Reader, sink: Sink) -> Steps[None]:
     reader.recorded()
     sink.call(name)
     yield from copy_arguments(reader, sink.arguments)
+
+
+def write_calls(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    """As new models do."""
+    calls = [tool.between(grammar, tool.name + ARGUMENTS, "") for tool in tools]
+    return [Block(START, one_of(calls), "")]
+
+
+def write_list(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    """As old models do."""
+    call = grammar.rule(one_of(tool.as_json(grammar, "arguments") for tool in tools))
+    more = f"({literal(', ')} {call})*" if many else ""
+    return [Block(START, f"{literal(' [')} {call} {more} {literal(']')}")]

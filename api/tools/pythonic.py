@@ -10,11 +10,18 @@ Only literals are read, one character after the other. Nothing here is ever eval
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from api.structured.keywords import Schema
+from api.structured.lark import Grammar, literal, one_of
+from api.structured.lark import escaped as in_pattern
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool, WriteCalls
 from api.tools.converter import NUMBER, Converter
 from api.tools.json_scan import MAX_NAME_CHARS, escaped, expect
 from api.tools.line import Line
+from api.tools.notation import ValueWriter
 from api.tools.reader import BrokenError, Reader, Steps
 
 STARTS = ("<|python_start|>", "<|tool_call_start|>")
@@ -183,3 +190,68 @@ class _CallConverter(Converter):
         if code is None or code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
             return f"\\{char}{digits}"
         return chr(code)
+
+
+def write_calls(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    """Without markers, as most do."""
+    bodies = {tool.name: _written_arguments(grammar, tool) for tool in tools}
+    more = _more(grammar, bodies) if many else ""
+    return [
+        Block(f"[{name}(", f"{body} {more} {literal(']')}", sign=rf"\[\s*{in_pattern(name)}\(")
+        for name, body in bodies.items()
+    ]
+
+
+def write_marked(start: str, end: str) -> WriteCalls:
+    """Between markers, as LFM2 does, and Llama 4 with such a template."""
+
+    def write(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+        bodies = {tool.name: _written_arguments(grammar, tool) for tool in tools}
+        call = one_of(f"{literal(f'{name}(')} {body}" for name, body in bodies.items())
+        more = _more(grammar, bodies) if many else ""
+        return [Block(start, f"{literal('[')} {call} {more} {literal(']')} {grammar.marker(end)}")]
+
+    return write
+
+
+def _more(grammar: Grammar, bodies: Mapping[str, str]) -> str:
+    further = one_of(f"{literal(f', {name}(')} {body}" for name, body in bodies.items())
+    return f"{grammar.rule(further)}*"
+
+
+def _written_arguments(grammar: Grammar, tool: BoundTool) -> str:
+    """What follows the opening parenthesis, with the closing one."""
+    style = replace(tool.style, escapes='nrbtf\\"')
+    writer = ValueWriter(grammar, _Python(), tool.schema, style)
+    arguments = writer.members(
+        tool.schema, _keyword, any_key=f"{grammar.terminal(_ANY_NAME)} {_EQUALS}"
+    )
+    return grammar.rule(f"{arguments} {literal(')')}")
+
+
+def _keyword(name: str) -> str | None:
+    return literal(f"{name}=") if _NAME.fullmatch(name) else None
+
+
+_ANY_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_EQUALS = '"="'
+_PYTHON_TEXT = r"""/"([^"\\\x00-\x1f]|\\["\\nrbtf])*"/"""
+
+
+class _Python:
+    """Python's literals."""
+
+    constants: Mapping[object, str] = {True: "True", False: "False", None: "None"}
+    separator = ", "
+
+    def text(self, writer: ValueWriter, schema: Schema) -> str:
+        return writer.json_text(schema) or writer.grammar.terminal(_PYTHON_TEXT)
+
+    def one_text(self, writer: ValueWriter, text: str) -> str | None:
+        return literal(json.dumps(text, ensure_ascii=False))
+
+    def key(self, name: str) -> str | None:
+        return literal(f"{json.dumps(name, ensure_ascii=False)}: ")
+
+    def any_key(self, writer: ValueWriter) -> str:
+        return f"{writer.grammar.terminal(_PYTHON_TEXT)} {literal(': ')}"

@@ -13,12 +13,18 @@ Nothing is quoted, so only the tool's schema tells the text 3 from the number.
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, cast
 
+from api.structured.keywords import Schema, alone, resolve
+from api.structured.lark import Grammar, literal, one_of
+from api.structured.schema import with_style
 from api.tools.base import Sink, Tools
+from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS, escaped
 from api.tools.reader import BrokenError, Reader, Steps
+from engine.errors import InvalidRequestError
 
 START = "<tool_call>"
 END = "</tool_call>"
@@ -119,22 +125,35 @@ def _trimmed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+def _types(schema: Schema, key: str) -> frozenset[str]:
     """The JSON types that a parameter may have; none if the schema does not say."""
     properties = schema.get("properties")
-    return _types_of(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+    if not isinstance(properties, Mapping):
+        return frozenset()
+    return _types_of(properties.get(key), schema, _MAX_REFERENCES)
 
 
-def _types_of(schema: object) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
+_MAX_REFERENCES = 16
+
+
+def _types_of(schema: object, root: Schema, num_left: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or not num_left:
         return frozenset()
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    types = frozenset(k for k in kinds if isinstance(k, str))
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(choices, list):
-        types = types.union(*map(_types_of, choices))
-    return types
+    found = frozenset(k for k in kinds if isinstance(k, str))
+    if found:
+        return found
+    parts = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf") or []
+    if isinstance(ref := schema.get("$ref"), str):
+        with suppress(LookupError, TypeError, ValueError):
+            parts = [resolve(root, ref)]
+    if isinstance(parts, list) and parts:
+        return frozenset().union(*(_types_of(each, root, num_left - 1) for each in parts))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return frozenset()
+    return frozenset().union(*(_type_of(value) or {"string"} for value in values))
 
 
 def _as_json(value: str, types: frozenset[str]) -> str:
@@ -170,3 +189,88 @@ def _type_of(value: object) -> frozenset[str]:
             return frozenset({"array"})
         case _:
             return frozenset({"object"})
+
+
+def write_calls(grammar: Grammar, tools: Sequence[BoundTool], many: bool) -> Sequence[Block]:
+    end = f"{grammar.marker(FUNCTION_END)} {literal(_NEWLINE)} {grammar.marker(END)}"
+    calls = [_written_call(grammar, tool) for tool in tools]
+    return [Block(START, f"{literal(_NEWLINE)} {one_of(calls)} {end}", _NEWLINE)]
+
+
+_NEWLINE = "\n"
+
+
+def _written_call(grammar: Grammar, tool: BoundTool) -> str:
+    schema = tool.schema
+    properties = schema.get("properties")
+    opening = grammar.marker(f"{FUNCTION}{tool.name}>\n")
+    if properties:
+        required = schema.get("required", ())
+        parameters = [
+            grammar.rule(_written_parameter(grammar, tool, name)) + "?" * (name not in required)
+            for name in properties
+            if _is_writable(name, schema)
+        ]
+        return grammar.rule(f"{opening} {' '.join(parameters)}")
+    if properties is None and schema.get("additionalProperties") is not False:
+        return grammar.rule(f"{opening} {_any_parameter(grammar)}*")
+    return grammar.rule(opening)
+
+
+def _is_writable(name: str, schema: Schema) -> bool:
+    is_writable = _NAME.fullmatch(name) is not None and name == name.strip()
+    if not is_writable and name in schema.get("required", ()):
+        raise InvalidRequestError(
+            f"tools: this model's notation cannot write a parameter called {name[:80]!r}", "tools"
+        )
+    return is_writable
+
+
+def _any_parameter(grammar: Grammar) -> str:
+    name = grammar.terminal("/[A-Za-z_][A-Za-z0-9_]{0,63}/")
+    opening = f"{grammar.marker(PARAMETER)} {name} {grammar.marker('>' + _NEWLINE)}"
+    return grammar.rule(f"{opening} {_text(grammar)}")
+
+
+def _written_parameter(grammar: Grammar, tool: BoundTool, name: str) -> str:
+    opening = grammar.marker(f"{PARAMETER}{name}>\n")
+    return f"{opening} {_written_value(grammar, tool, name)}"
+
+
+def _written_value(grammar: Grammar, tool: BoundTool, name: str) -> str:
+    schema = tool.schema["properties"][name]
+    choices = [_written_choice(grammar, tool, each) for each in _choices(schema)]
+    if None in choices:
+        return _text(grammar)
+    return f"{one_of(each for each in choices if each)} {grammar.marker(_VALUE_END)}"
+
+
+def _choices(schema: Schema | bool) -> Sequence[Schema | bool]:
+    """The schemas of which a value has to have one."""
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema, Mapping) and key in schema:
+            return cast(Sequence[Schema | bool], schema[key])
+    return [schema]
+
+
+def _written_choice(grammar: Grammar, tool: BoundTool, schema: Schema | bool) -> str | None:
+    """None: any text."""
+    kinds = _types_of(schema, tool.schema, _MAX_REFERENCES)
+    if isinstance(schema, bool) or not kinds:
+        return None
+    if "string" not in kinds:
+        return grammar.json(with_style(alone(tool.schema, schema), tool.style))
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    if not values or not all(isinstance(v, str) and PARAMETER_END not in v for v in values):
+        return None
+    return one_of(map(literal, values))
+
+
+_VALUE_END = f"\n{PARAMETER_END}\n"
+
+
+def _text(grammar: Grammar) -> str:
+    """Any text; how long it is and what it matches is not bound."""
+    if grammar.is_token(PARAMETER_END):
+        return f"{grammar.text_without((PARAMETER_END,))} {grammar.marker(_VALUE_END)}"
+    return grammar.text_through(_VALUE_END)

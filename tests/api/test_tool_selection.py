@@ -26,7 +26,10 @@ TEMPLATES = {
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
     # LFM2
     "lfm2": "{{- '<|tool_call_start|>[' -}}",
-    # DeepSeek V3, R1 and V3.1
+    # DeepSeek V3.1
+    "deepseek_v31": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + "
+    "'<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}",
+    # DeepSeek V3 and R1
     "deepseek_v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + "
     "'<｜tool▁sep｜>' + tool['function']['name']}}",
 }
@@ -38,6 +41,15 @@ def test_template_tells_the_family(name: str) -> None:
     found = select.choose("auto", "{{ bos_token }}" + TEMPLATES[name])
 
     assert found == (name, select.FAMILIES[name])
+
+
+def test_template_tells_which_of_two_notations_a_family_writes() -> None:
+    """The one in which the model reads its own earlier calls."""
+    new = "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}"
+
+    assert select.choose("auto", new) == ("mistral", select.NEW_MISTRAL)
+    assert select.choose("mistral", TEMPLATES["mistral"]) == ("mistral", select.MISTRAL)
+    assert select.choose("pythonic", "<|python_start|>") == ("pythonic", select.LLAMA_4_PYTHONIC)
 
 
 def test_template_that_shows_no_calls_has_no_family() -> None:
