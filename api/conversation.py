@@ -14,6 +14,7 @@ from api.sampling import SamplingParams
 from api.service import LoadedModel
 from api.truncation import Truncation
 from api.typed_tokens import unmarked
+from engine.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +71,20 @@ class Conversation:
         template = model.template
         if self.template is not None:
             template = model.brought_templates.get(self.template, model.tokenizer)
-        text = template.render(
-            messages,
-            tools=tools.definitions if tools is not None else None,
-            documents=self.read_documents(),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            variables=self.variables,
-            split_special_tokens=self.split_special_tokens,
-        )
+        try:
+            text = template.render(
+                messages,
+                tools=tools.definitions if tools is not None else None,
+                documents=self.read_documents(),
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+                variables=self.variables,
+                split_special_tokens=self.split_special_tokens,
+            )
+        except InvalidRequestError as error:
+            if error.param != "messages":
+                raise
+            raise InvalidRequestError(error.message, self.param) from error
         token_ids = model.inputs.encode(
             text,
             add_special_tokens=self.add_special_tokens,

@@ -86,12 +86,21 @@ def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> T
     return ToolRequest(_DEFINITIONS(tools), names, is_parallel is not False)
 
 
-def _read_tools(raw: msgspec.Raw) -> list[_Tool]:
+def check_size(raw: msgspec.Raw) -> None:
+    """Bound the field before anything is made of it.
+
+    Raises:
+        InvalidRequestError: it is too long, or holds too many values.
+    """
     if len(raw) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(f"tools is over {MAX_TOOLS_BYTES} bytes long", "tools")
     text = bytes(raw)
     if sum(text.count(char) for char in (b",", b"[", b"{")) > MAX_TOOLS_VALUES:
         raise InvalidRequestError(f"tools holds over {MAX_TOOLS_VALUES} values", "tools")
+
+
+def _read_tools(raw: msgspec.Raw) -> list[_Tool]:
+    check_size(raw)
     tools = decode_field(_TOOLS, raw, "tools") or []
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(
