@@ -1,0 +1,337 @@
+"""Bodies of /v1/responses, as msgspec structs: the request, the response, and the events of its
+stream.
+
+Clients look for all fields of a response, so all are written; their values are those of the request
+where it gives any.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from api.protocol import TokenLogprob
+from api.responses.items import Item, OutputItem, OutputText, ReasoningText
+
+# ---------------------------------------------------------------------------------------- request
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_obfuscation: bool | None = None
+    """Accepted; nothing is added to hide how long texts are."""
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    """How much the model thinks, and what is told of it."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | UnsetType | None = UNSET
+    """The older name of `summary`."""
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """POST /v1/responses. `null` is the same as leaving a field out."""
+
+    model: str | None = None
+    input: msgspec.Raw = msgspec.Raw(b"null")
+    """A text, or items: `input_items.read`."""
+
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    """Of built-in tools; there are none."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    parallel_tool_calls: bool | None = None
+    text: msgspec.Raw = msgspec.Raw(b"null")
+    """`text_format.read`."""
+
+    reasoning: Reasoning | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+
+    # vLLM's additions.
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
+
+    # Accepted without an effect, and shown again in the response.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+
+# Fields of OpenAI that ask for something we do not serve. The values beside them ask for nothing,
+# as do null, false and empty ones.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "background_options": (),
+    "context_management": (),
+    "conversation": (),
+    "image": (),
+    "mm_processor_kwargs": (),
+    "moderation": (),
+    "prompt": (),
+    "request_id": (),
+    "structured_outputs": (),
+}
+
+_HINTS = frozenset({"prompt_cache_options", "prompt_cache_retention"})
+KNOWN = frozenset(ResponsesBody.__struct_fields__) | _HINTS
+
+# --------------------------------------------------------------------------------------- response
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Nobody pays for filling the prefix cache."""
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """A response at some moment of its life."""
+
+    id: str
+    created_at: int
+    status: Status = "in_progress"
+    background: bool
+    completed_at: int | None = None
+    error: Error | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    object: Literal["response"] = "response"
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: Reasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: Any
+    tool_choice: Any
+    tools: Any
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: Usage | None = None
+    user: str | None
+
+
+class Deleted(msgspec.Struct):
+    """Answer to DELETE."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct):
+    """One page of GET /v1/responses/{id}/input_items."""
+
+    data: list[Item]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+# ----------------------------------------------------------------------------------------- events
+
+
+class ResponseEvent(msgspec.Struct, tag_field="type", tag="response"):
+    """The state of the response has changed."""
+
+    response: Response
+    sequence_number: int = 0
+
+
+class Created(ResponseEvent, tag="response.created"):
+    """The first event."""
+
+
+class InProgress(ResponseEvent, tag="response.in_progress"):
+    """The model is at work."""
+
+
+class Completed(ResponseEvent, tag="response.completed"):
+    """The last event, if all went well."""
+
+
+class Incomplete(ResponseEvent, tag="response.incomplete"):
+    """The last event: the answer was cut off, or the response cancelled."""
+
+
+class Failed(ResponseEvent, tag="response.failed"):
+    """The last event: the server has failed."""
+
+
+class ItemEvent(msgspec.Struct, tag_field="type", tag="item"):
+    """Something about an item."""
+
+    output_index: int
+    item: OutputItem
+    sequence_number: int = 0
+
+
+class ItemAdded(ItemEvent, tag="response.output_item.added"):
+    """An item begins."""
+
+
+class ItemDone(ItemEvent, tag="response.output_item.done"):
+    """An item is complete."""
+
+
+class PartEvent(msgspec.Struct, tag_field="type", tag="part"):
+    """Something about a part of an item."""
+
+    item_id: str
+    output_index: int
+    part: OutputText | ReasoningText
+    content_index: int = 0
+    sequence_number: int = 0
+
+
+class PartAdded(PartEvent, tag="response.content_part.added"):
+    """A part begins."""
+
+
+class PartDone(PartEvent, tag="response.content_part.done"):
+    """A part is complete."""
+
+
+class TextDelta(msgspec.Struct, tag_field="type", tag="response.output_text.delta"):
+    """More of a message."""
+
+    item_id: str
+    output_index: int
+    delta: str
+    logprobs: list[TokenLogprob] = []
+    content_index: int = 0
+    sequence_number: int = 0
+
+
+class TextDone(msgspec.Struct, tag_field="type", tag="response.output_text.done"):
+    """A message is complete."""
+
+    item_id: str
+    output_index: int
+    text: str
+    logprobs: list[TokenLogprob] = []
+    content_index: int = 0
+    sequence_number: int = 0
+
+
+class ReasoningDelta(msgspec.Struct, tag_field="type", tag="response.reasoning_text.delta"):
+    """More of a thought."""
+
+    item_id: str
+    output_index: int
+    delta: str
+    content_index: int = 0
+    sequence_number: int = 0
+
+
+class ReasoningDone(msgspec.Struct, tag_field="type", tag="response.reasoning_text.done"):
+    """A thought is complete."""
+
+    item_id: str
+    output_index: int
+    text: str
+    content_index: int = 0
+    sequence_number: int = 0
+
+
+class ArgumentsDelta(
+    msgspec.Struct, tag_field="type", tag="response.function_call_arguments.delta"
+):
+    """More of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int = 0
+
+
+class ArgumentsDone(msgspec.Struct, tag_field="type", tag="response.function_call_arguments.done"):
+    """A call is complete."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int = 0
+
+
+Event = (
+    Created
+    | InProgress
+    | ItemAdded
+    | PartAdded
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | PartDone
+    | ItemDone
+    | Completed
+    | Incomplete
+    | Failed
+)
