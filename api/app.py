@@ -30,6 +30,7 @@ from api.routes import (
     metrics,
     models,
     render,
+    responses,
     server,
     tokens,
     unserved,
@@ -48,7 +49,19 @@ def build(service: Service) -> ASGIApp:
 
 def all_routes(service: Service) -> list[Route]:
     """The table of routes."""
-    parts = (chat, completions, messages, tokens, render, models, unserved, server, health, metrics)
+    parts = (
+        chat,
+        completions,
+        messages,
+        responses,
+        tokens,
+        render,
+        models,
+        unserved,
+        server,
+        health,
+        metrics,
+    )
     table = [route for part in parts for route in part.routes(service)]
     if service.config.has_docs:
         table += docs.routes(service, table)

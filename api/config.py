@@ -87,6 +87,13 @@ class ApiConfig:
     has_docs: bool = True
     """Whether there are `/openapi.json` and `/docs` (`--disable-fastapi-docs`)."""
 
+    max_stored_responses: int = 1000
+    """So many responses of /v1/responses are kept, to be read again or continued
+    (`--max-stored-responses`). 0: none."""
+
+    max_stored_bytes: int = 64 << 20
+    """What they may take together."""
+
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
             raise ConfigError("--served-model-name must not be empty")

@@ -273,6 +273,12 @@ _SERVE_OPTIONS = [
     ),
     _option(
         "HTTP",
+        "--max-stored-responses",
+        type=int,
+        help="Responses of /v1/responses to keep in memory, for GET and previous_response_id.",
+    ),
+    _option(
+        "HTTP",
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Jinja file used instead of the model's own template.",

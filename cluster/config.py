@@ -32,6 +32,9 @@ from workers.supported import SCRIPTED
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
 
+MAX_STORED_RESPONSES = 1_000_000
+"""Long before that the bound in bytes counts."""
+
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 _ROOT_PATH = re.compile(r"/\S*[^/\s]")
 
@@ -236,6 +239,10 @@ class ServeConfig:
     reasoning_parser: str | None = None
     """How the model marks its thoughts; None: they are part of the answer."""
 
+    max_stored_responses: int = 1000
+    """Responses of /v1/responses that each API server keeps, to be read again or continued;
+    0: none."""
+
     allowed_origins: tuple[str, ...] = ()
     """Web sites whose scripts may speak to this server from a browser; "*": all. Empty: none."""
 
@@ -287,6 +294,11 @@ class ServeConfig:
         if not 0 <= self.shutdown_timeout < math.inf:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
+            )
+        if not 0 <= self.max_stored_responses <= MAX_STORED_RESPONSES:
+            raise ConfigError(
+                f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"
+                f" {self.max_stored_responses}"
             )
         self._check_web()
         self._check_data_parallel()

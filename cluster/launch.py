@@ -198,6 +198,7 @@ def _make_front(
         tool_call_parser=config.tool_call_parser if config.enable_auto_tool_choice else None,
         reasoning_parser=config.reasoning_parser,
         first_rank=config.ranks.start,
+        max_stored_responses=config.max_stored_responses,
         allowed_origins=config.allowed_origins,
         allowed_methods=config.allowed_methods,
         allowed_headers=config.allowed_headers,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.body import Refusal
 from api.protocol import TokenLogprob
 from api.responses.items import Item, OutputItem, OutputText, ReasoningText
 
@@ -88,19 +89,21 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
 
 
-# Fields of OpenAI that ask for something we do not serve. The values beside them ask for nothing,
-# as do null, false and empty ones.
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "background_options": (),
-    "context_management": (),
-    "conversation": (),
-    "image": (),
-    "mm_processor_kwargs": (),
-    "moderation": (),
-    "prompt": (),
-    "request_id": (),
-    "structured_outputs": (),
+_STATELESS = Refusal("send the conversation as input, or use previous_response_id")
+_TEXT_ONLY = Refusal("prompts and answers are text")
+
+UNSUPPORTED: dict[str, Refusal] = {
+    "access_programs": Refusal("this server has none"),
+    "background_options": Refusal("a response runs as soon as it can"),
+    "context_management": _STATELESS,
+    "conversation": _STATELESS,
+    "image": _TEXT_ONLY,
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "moderation": Refusal("this server judges nobody"),
+    "prompt": Refusal("prompts that are kept elsewhere cannot be read: send instructions"),
+    "structured_outputs": Refusal("output cannot be bound to a grammar yet"),
 }
+"""Fields of OpenAI and vLLM that ask for something we do not serve."""
 
 _HINTS = frozenset({"prompt_cache_options", "prompt_cache_retention"})
 KNOWN = frozenset(ResponsesBody.__struct_fields__) | _HINTS

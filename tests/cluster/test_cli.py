@@ -276,6 +276,14 @@ def test_a_template_is_read_before_anything_starts(tmp_path: Path) -> None:
         serve_config("--chat-template", str(file))
 
 
+def test_stored_responses_are_bounded() -> None:
+    """0 is none; a number below that is a mistake."""
+    assert serve_config().max_stored_responses == 1000
+    assert serve_config("--max-stored-responses", "0").max_stored_responses == 0
+    with pytest.raises(ConfigError, match="--max-stored-responses must be from 0"):
+        serve_config("--max-stored-responses", "-1")
+
+
 def test_web_sites_are_named_as_vllm_names_them() -> None:
     """JSON lists; unless given, no site may speak to the server."""
     assert serve_config().allowed_origins == ()

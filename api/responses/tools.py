@@ -1,0 +1,119 @@
+"""`tools` and `tool_choice` of a response, as those of a chat: there a function is a layer deeper.
+
+Built-in tools run on OpenAI's servers; here there are functions, which the client runs.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from api.body import decode_field
+from api.tools import request as tool_request
+from api.tools.json_scan import MAX_NAME_CHARS
+from api.tools.request import ToolRequest
+from engine.errors import InvalidRequestError, UnsupportedFieldError
+
+
+class _Function(msgspec.Struct, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list["_AllowedTool"] = []
+
+
+class _AllowedTool(msgspec.Struct):
+    type: str
+    name: str | None = None
+
+
+_NULL = msgspec.Raw(b"null")
+_KINDS = msgspec.json.Decoder(list[_Kind] | None).decode
+_FUNCTIONS = msgspec.json.Decoder(list[_Function] | None).decode
+_CHOICE = msgspec.json.Decoder(str | _Choice | None).decode
+
+
+def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> ToolRequest | None:
+    """The tools of a request; None: there are none, or the model is not to know of them.
+
+    Raises:
+        InvalidRequestError: a field is malformed, too large, or names a tool that is not there.
+        UnsupportedFieldError: a tool is no function, or a choice asks for one that is none.
+    """
+    functions = _read_functions(tools)
+    wish, allowed = _read_choice(choice)
+    names = {function.name for function in functions}
+    if allowed is not None:
+        if missing := sorted(allowed - names):
+            raise InvalidRequestError(
+                f"tool_choice.tools: there is no tool {missing[0][:MAX_NAME_CHARS]!r} in tools",
+                "tool_choice.tools",
+            )
+        functions = [function for function in functions if function.name in allowed]
+    shown = msgspec.Raw(msgspec.json.encode([_Tool(f) for f in functions])) if functions else _NULL
+    return tool_request.read(shown, wish, is_parallel)
+
+
+def _read_functions(raw: msgspec.Raw) -> list[_Function]:
+    tool_request.check_size(raw)
+    kinds = decode_field(_KINDS, raw, "tools") or []
+    for i, tool in enumerate(kinds):
+        if tool.type != "function":
+            raise UnsupportedFieldError(
+                f"tools[{i}].type: this server knows functions, which the client runs; it has no"
+                f" {tool.type[:40]}",
+                f"tools[{i}].type",
+            )
+    functions = decode_field(_FUNCTIONS, raw, "tools") or []
+    for i, function in enumerate(functions):
+        if not 1 <= len(function.name) <= MAX_NAME_CHARS:
+            place = f"tools[{i}].name"
+            raise InvalidRequestError(f"{place} has 1 to {MAX_NAME_CHARS} characters", place)
+    return functions
+
+
+def _read_choice(raw: msgspec.Raw) -> tuple[msgspec.Raw, set[str] | None]:
+    """The choice as chat has it, and the names that it allows; None: all."""
+    choice = decode_field(_CHOICE, raw, "tool_choice")
+    if not isinstance(choice, _Choice):
+        return raw, None
+    match choice.type:
+        case "function":
+            named = {"type": "function", "function": {"name": choice.name or ""}}
+            return msgspec.Raw(msgspec.json.encode(named)), None
+        case "allowed_tools" if choice.mode in ("auto", "required"):
+            return msgspec.Raw(msgspec.json.encode(choice.mode)), _allowed_names(choice)
+        case "allowed_tools":
+            raise InvalidRequestError(
+                "tool_choice.mode must be auto or required", "tool_choice.mode"
+            )
+        case _:
+            raise _no_function(choice.type, "tool_choice.type")
+
+
+def _allowed_names(choice: _Choice) -> set[str]:
+    for i, tool in enumerate(choice.tools):
+        if tool.type != "function":
+            raise _no_function(tool.type, f"tool_choice.tools[{i}].type")
+    return {tool.name or "" for tool in choice.tools}
+
+
+def _no_function(kind: str, place: str) -> UnsupportedFieldError:
+    return UnsupportedFieldError(
+        f"{place}: this server has no {kind[:40]}; functions can be chosen", place
+    )
