@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 RESULT_START = b'{"id":"batch_req_'
 """How each line of ours begins."""
@@ -101,6 +101,10 @@ def parse_line(number: int, content: bytes) -> Line:
         body = _field(fields, "body", dict[str, msgspec.Raw], "a JSON object")
         if bytes(body.get("stream", b"null")) not in (b"null", b"false"):
             raise _Invalid("invalid_value", "a request of a batch is not streamed", "body.stream")
+        if bytes(body.get("background", b"null")) not in (b"null", b"false"):
+            raise _Invalid(
+                "invalid_value", "a request of a batch waits for its answer", "body.background"
+            )
     except _Invalid as error:
         return BadLine(number, custom_id, error.code, error.message, error.param)
     return BatchRequest(number, custom_id, url, bytes(fields["body"]))

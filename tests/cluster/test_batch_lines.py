@@ -59,6 +59,7 @@ def test_a_body_is_sent_as_it_was_written() -> None:
         ({"url": "/v1/embeddings"}, "invalid_url", "url"),
         ({"url": "http://elsewhere/v1/completions"}, "invalid_url", "url"),
         ({"body": {"stream": True}}, "invalid_value", "body.stream"),
+        ({"body": {"background": True}}, "invalid_value", "body.background"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_named(changes: dict[str, Any], code: str, param: str) -> None:
