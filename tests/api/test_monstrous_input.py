@@ -97,9 +97,55 @@ CHATS: dict[str, Callable[[], bytes]] = {
         % (b"[" * FULL)
     ),
 }
+HI = b'[{"role":"user","content":"x"}]'
+
+
+def anthropic(fields: bytes, messages: bytes = HI) -> bytes:
+    return b'{"max_tokens":1,"messages":%b,%b}' % (messages, fields)
+
+
+def blocks(items: bytes, role: bytes = b"user") -> bytes:
+    return anthropic(b'"top_k":1', b'[{"role":"%b","content":[%b]}]' % (role, items))
+
+
+MESSAGES: dict[str, Callable[[], bytes]] = {
+    "empty messages": lambda: anthropic(b'"top_k":1', b"[%b]" % many(b"{}", FULL)),
+    "messages that are brackets": lambda: anthropic(b'"top_k":1', b"[" * FULL),
+    "many blocks": lambda: blocks(many(b'{"type":"text","text":""}', FULL)),
+    "many empty blocks": lambda: blocks(many(b"{}", FULL)),
+    "a block with many keys": lambda: blocks(b'{"type":"image",%b}' % keys(FULL)),
+    "a result with many blocks": lambda: blocks(
+        b'{"type":"tool_result","tool_use_id":"1","content":[%b]}' % many(b"{}", FULL)
+    ),
+    "an input that is brackets": lambda: blocks(
+        b'{"type":"tool_use","id":"1","name":"f","input":{"a":%b}}' % (b"[" * FULL), b"assistant"
+    ),
+    "an input that is a list": lambda: blocks(
+        b'{"type":"tool_use","id":"1","name":"f","input":[%b]}' % many(b"1", FULL // 2),
+        b"assistant",
+    ),
+    "many blocks of system": lambda: anthropic(b'"system":[%b]' % many(b"{}", FULL)),
+    "many empty tools": lambda: anthropic(b'"tools":[%b]' % many(b"{}", OTHER)),
+    "tools with deep schemas": lambda: anthropic(
+        b'"tools":[{"name":"f","input_schema":{"a":%b}}]' % (b"[" * 60_000 + b"]" * 60_000)
+    ),
+    "tools with wide schemas": lambda: anthropic(
+        b'"tools":[{"name":"f","input_schema":{%b}}]' % keys(1_000_000)
+    ),
+    "stop sequences": lambda: anthropic(b'"stop_sequences":[%b]' % many(b'""', OTHER)),
+    "many variables": lambda: anthropic(b'"chat_template_kwargs":{%b}' % keys(OTHER)),
+    "a configuration of brackets": lambda: anthropic(b'"output_config":' + b"[" * FULL),
+}
+TOKENS: dict[str, Callable[[], bytes]] = {
+    "many tokens": lambda: b'{"tokens":[%b]}' % many(b"1", FULL),
+    "one long token": lambda: b'{"tokens":[%b]}' % (b"9" * FULL),
+    "tokens that are brackets": lambda: b'{"tokens":' + b"[" * FULL,
+}
 CASES = [
     *(pytest.param("/v1/completions", make, id=name) for name, make in COMPLETIONS.items()),
     *(pytest.param("/v1/chat/completions", make, id=name) for name, make in CHATS.items()),
+    *(pytest.param("/v1/messages", make, id=name) for name, make in MESSAGES.items()),
+    *(pytest.param("/detokenize", make, id=name) for name, make in TOKENS.items()),
 ]
 
 
@@ -107,7 +153,7 @@ CASES = [
 def test_a_body_that_would_cost_much_is_refused_at_once(
     server: HttpServer, path: str, make: Callable[[], bytes]
 ) -> None:
-    """400 in OpenAI's shape, before objects are made of it."""
+    """400 in the shape of its API, before objects are made of it."""
     content = make()
     began_s = time.process_time()
     response = server.http.post(path, content=content, headers={"content-type": "application/json"})
