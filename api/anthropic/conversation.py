@@ -26,9 +26,12 @@ of the model's, and would leave nothing in the prefix cache."""
 _NULL = msgspec.Raw(b"null")
 
 
-class _Message(msgspec.Struct):
+class GivenMessage(msgspec.Struct):
+    """A message of a request."""
+
     role: Literal["user", "assistant", "system"]
     content: msgspec.Raw = _NULL
+    """A text, or blocks."""
 
 
 class _Block(msgspec.Struct):
@@ -45,27 +48,9 @@ class _Block(msgspec.Struct):
     content: msgspec.Raw = _NULL
 
 
-_MESSAGE = msgspec.json.Decoder(_Message).decode
+_MESSAGE = msgspec.json.Decoder(GivenMessage).decode
 _BLOCK = msgspec.json.Decoder(_Block).decode
 _TEXT = msgspec.json.Decoder(str).decode
-
-
-def read_values(raw: msgspec.Raw) -> list[msgspec.Raw]:
-    """The messages, each still as it came.
-
-    Raises:
-        InvalidRequestError: there are none, or too many.
-    """
-    values = decode_field(decode_values, raw, "messages")
-    if not values:
-        raise InvalidRequestError("messages must not be empty", "messages")
-    return values
-
-
-def is_prefilled(values: list[msgspec.Raw]) -> bool:
-    """Whether the last message is the beginning of the answer, which the model is to continue."""
-    place = f"messages[{len(values) - 1}]"
-    return decode_field(_MESSAGE, values[-1], place).role == "assistant"
 
 
 class Template(Protocol):
@@ -76,14 +61,26 @@ class Template(Protocol):
         """Whether it takes system messages behind others."""
 
 
+def decode(raw: msgspec.Raw) -> list[GivenMessage]:
+    """The messages of a request; what they hold is still to be read.
+
+    Raises:
+        InvalidRequestError: there are none or too many, or one has no role that we know.
+    """
+    values = decode_field(decode_values, raw, "messages")
+    if not values:
+        raise InvalidRequestError("messages must not be empty", "messages")
+    return [decode_field(_MESSAGE, each, f"messages[{i}]") for i, each in enumerate(values)]
+
+
 def read(
-    system: msgspec.Raw, values: list[msgspec.Raw], template: Template
+    system: msgspec.Raw, messages: list[GivenMessage], template: Template
 ) -> list[dict[str, Any]]:
     """What the chat template reads.
 
     Args:
         system: the field of the request.
-        values: from `read_values`.
+        messages: from `decode`.
         template: if it takes no system messages behind others, they are added to the first.
 
     Raises:
@@ -92,8 +89,8 @@ def read(
     """
     reader = _Reader(template)
     reader.add_system(system, "system")
-    for place, value in enumerate(values):
-        reader.add(value, f"messages[{place}]")
+    for i, message in enumerate(messages):
+        reader.add(message, f"messages[{i}].content")
     return reader.messages()
 
 
@@ -106,15 +103,14 @@ class _Reader:
         """Of the calls so far, by id: some templates want them with the results."""
         self._num_blocks = 0
 
-    def add(self, raw: msgspec.Raw, place: str) -> None:
-        message = decode_field(_MESSAGE, raw, place)
+    def add(self, message: GivenMessage, place: str) -> None:
         match message.role:
             case "system":
-                self.add_system(message.content, f"{place}.content")
+                self.add_system(message.content, place)
             case "user":
-                self._add_user(message.content, f"{place}.content")
+                self._add_user(message.content, place)
             case "assistant":
-                self._add_assistant(message.content, f"{place}.content")
+                self._add_assistant(message.content, place)
 
     def add_system(self, raw: msgspec.Raw, place: str) -> None:
         if raw == _NULL and place == "system":

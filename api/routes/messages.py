@@ -174,11 +174,11 @@ def _check_budget(budget_tokens: int, max_tokens: int) -> None:
 def _conversation(service: Service, asked: CountTokensBody, as_chat: ChatBody) -> Conversation:
     """The conversation of a request, checked as far as that needs no tokens."""
     conversation = chat.read_conversation(service, as_chat)
-    values = messages.read_values(asked.messages)
-    is_prefilled = messages.is_prefilled(values)
+    given = messages.decode(asked.messages)
+    is_prefilled = given[-1].role == "assistant"  # the model goes on where it ends
     return replace(
         conversation,
-        read_messages=partial(messages.read, asked.system, values, service.model.template),
+        read_messages=partial(messages.read, asked.system, given, service.model.template),
         answer_id=new_id("msg_"),
         variables=_thinking_variables(asked) | conversation.variables,
         add_generation_prompt=not is_prefilled,

@@ -136,12 +136,20 @@ def _detokenize(raw: msgspec.Raw, model: LoadedModel) -> DetokenizeAnswer:
     if bytes(raw).count(b",") >= MAX_TOKENS:
         raise InvalidRequestError(f"tokens holds over {MAX_TOKENS} token ids", "tokens")
     token_ids = decode_field(_TOKENS, raw, "tokens")
-    vocab_size = model.inputs.vocab_size
-    for place, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"tokens[{place}] is {str(token_id)[:40]}, which is no token id: this model's are"
-                f" from 0 to {vocab_size - 1}",
-                f"tokens[{place}]",
-            )
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= model.inputs.vocab_size):
+        raise _unknown_token(token_ids, model.inputs.vocab_size)
     return DetokenizeAnswer(model.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def _unknown_token(token_ids: list[int], vocab_size: int) -> InvalidRequestError:
+    """Names the first id that the model does not have."""
+    place, token_id = next(
+        (place, token_id)
+        for place, token_id in enumerate(token_ids)
+        if not 0 <= token_id < vocab_size
+    )
+    return InvalidRequestError(
+        f"tokens[{place}] is {str(token_id)[:40]}, which is no token id: this model's are from 0 to"
+        f" {vocab_size - 1}",
+        f"tokens[{place}]",
+    )

@@ -27,8 +27,8 @@ def read(
     *messages: tuple[str, Any], system: Any = None, takes_late_system: bool = True
 ) -> list[dict[str, Any]]:
     """What becomes of messages, each given by its role and its content."""
-    values = [raw({"role": role, "content": content}) for role, content in messages]
-    return conversation.read(raw(system), values, Template(takes_late_system))
+    given = conversation.decode(raw([{"role": role, "content": it} for role, it in messages]))
+    return conversation.read(raw(system), given, Template(takes_late_system))
 
 
 def text(said: str, **more: Any) -> dict[str, Any]:
