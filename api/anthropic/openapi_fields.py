@@ -61,9 +61,8 @@ _TOOL = {
     },
     "required": ["name", "input_schema"],
 }
-_OUTPUT_CONFIG = {
-    "anyOf": [{"type": "object", "properties": {"effort": {"anyOf": [_TEXT, _NULL]}}}, _NULL]
-}
+_EFFORT = {"enum": ["low", "medium", "high", "xhigh", "max", None]}
+_OUTPUT_CONFIG = {"anyOf": [{"type": "object", "properties": {"effort": _EFFORT}}, _NULL]}
 
 FIELDS: dict[str, Any] = {
     "messages": _MESSAGES,

@@ -30,8 +30,8 @@ class ToolChoice(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    effort: str | None = None
-    """Accepted; without an effect."""
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """For templates that read it as `reasoning_effort`."""
 
     format: msgspec.Raw = NULL
 

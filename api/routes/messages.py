@@ -180,30 +180,29 @@ def _conversation(service: Service, asked: CountTokensBody, as_chat: ChatBody) -
         conversation,
         read_messages=partial(messages.read, asked.system, given, service.model.template),
         answer_id=new_id("msg_"),
-        variables=_thinking_variables(asked) | conversation.variables,
+        variables=_template_variables(asked) | conversation.variables,
         add_generation_prompt=not is_prefilled,
         continue_final_message=is_prefilled,
         cuts_max_tokens=True,
     )
 
 
-def _thinking_variables(asked: CountTokensBody) -> dict[str, Any]:
-    """What templates call it: Qwen's and others', and DeepSeek's."""
-    if asked.thinking is None:
-        return {}
-    thinks = asked.thinking.type != "disabled"
-    return {"enable_thinking": thinks, "thinking": thinks}
+def _template_variables(asked: CountTokensBody) -> dict[str, Any]:
+    """Whether to think, in the words of Qwen's templates and others, and of DeepSeek's; and how
+    much."""
+    variables: dict[str, Any] = {}
+    if asked.thinking is not None:
+        variables["enable_thinking"] = variables["thinking"] = asked.thinking.type != "disabled"
+    config = _output_config(asked)
+    if config is not None and config.effort is not None:
+        variables["reasoning_effort"] = config.effort
+    return variables
 
 
 def _without_effect(asked: CountTokensBody) -> list[str]:
     """Fields inside others that are accepted and ignored."""
-    found = []
-    if asked.thinking is not None and asked.thinking.budget_tokens is not None:
-        found.append("thinking.budget_tokens")
-    config = _output_config(asked)
-    if config is not None and config.effort is not None:
-        found.append("output_config.effort")
-    return found
+    has_budget = asked.thinking is not None and asked.thinking.budget_tokens is not None
+    return ["thinking.budget_tokens"] if has_budget else []
 
 
 def _output_config(asked: CountTokensBody) -> OutputConfig | None:

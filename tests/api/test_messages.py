@@ -256,6 +256,8 @@ def test_thinking_is_the_templates_business(server: HttpServer) -> None:
     assert prompt(thinking={"type": "disabled"}) == "<think></think>"
     wish = {"enable_thinking": False}
     assert prompt(thinking=enabled, chat_template_kwargs=wish) == "<think></think>"
+    assert prompt(output_config={"effort": "low"}) == "low"
+    assert prompt(output_config={"effort": "low"}, thinking=enabled) == "low<think>\n"
 
 
 def post_render(server: HttpServer, **fields: Any) -> dict[str, Any]:
@@ -326,7 +328,6 @@ def test_hints_are_accepted_and_others_named(server: HttpServer) -> None:
         service_tier="auto",
         cache_control={"type": "ephemeral"},
         thinking={"type": "enabled", "budget_tokens": 100},
-        output_config={"effort": "low"},
         context_management={"edits": []},
         container=None,
     )
@@ -335,7 +336,6 @@ def test_hints_are_accepted_and_others_named(server: HttpServer) -> None:
     assert response.headers["x-raywire-ignored"].split(",") == [
         "context_management",
         "thinking.budget_tokens",
-        "output_config.effort",
     ]
 
 

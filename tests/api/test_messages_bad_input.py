@@ -57,6 +57,7 @@ def post(server: HttpServer, path: str = "/v1/messages", **fields: Any) -> httpx
         ({"stop_sequences": ["x" * 257]}, "stop_sequences"),
         ({"stream": "yes"}, "stream"),
         ({"output_config": {"effort": 7}}, "output_config.effort"),
+        ({"output_config": {"effort": "some"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "below max_tokens (9)"),

@@ -10,7 +10,8 @@ TEMPLATE = """\
 {%- for message in messages %}<{{ message.role }}>{{ message.content or '' }}
 {%- for call in message.tool_calls or [] %}<tool_call>{"name": "{{ call.function.name }}", \
 "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}
-{%- if add_generation_prompt %}<assistant>{% if enable_thinking is true %}<think>
+{%- if add_generation_prompt %}<assistant>{{ reasoning_effort }}\
+{% if enable_thinking is true %}<think>
 {% elif enable_thinking is false %}<think></think>{% endif %}{% endif %}"""
 
 
