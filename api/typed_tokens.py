@@ -53,12 +53,14 @@ class TypedTokens:
         self.tokens = frozenset(token for token in tokens if len(token) > 1)
         self._tokens = sorted(self.tokens)
         self._longest = max(map(len, self._tokens), default=0)
+        first_chars = "".join({token[0] for token in self._tokens})
+        self._first_char = re.compile(f"[{re.escape(first_chars)}]" if first_chars else r"(?!)")
         self._starts = re.compile(f"(?={_alternatives(self._tokens)})")
         """Looks ahead, since tokens may overlap."""
 
     def mark(self, text: str) -> str:
         """The text with its tokens marked."""
-        if not self._tokens:
+        if self._first_char.search(text) is None:  # as in most
             return text
         starts = {match.start() for match in self._starts.finditer(text)}
         starts.update(self._starts_at_end(text))
@@ -69,11 +71,11 @@ class TypedTokens:
 
     def _starts_at_end(self, text: str) -> Iterator[int]:
         """Where an end of the text begins that is the beginning of a token."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            end = text[start:]
+        for match in self._first_char.finditer(text, max(0, len(text) - self._longest + 1)):
+            end = text[match.start() :]
             following = bisect_left(self._tokens, end)
             if following < len(self._tokens) and self._tokens[following].startswith(end):
-                yield start
+                yield match.start()
 
 
 class ChatMarks:
