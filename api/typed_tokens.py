@@ -127,10 +127,26 @@ def unmarked(text: str) -> str:
     return text.replace(MARK, "")
 
 
+def _found_as_written(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+    """A token as the library should look for it. Some are looked for in what is normalized, where
+    the marks are gone."""
+    if not (token.special or _MARKUP.fullmatch(token.content)):
+        return token
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=token.special,
+    )
+
+
 def splitting(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """The same tokenizer for texts with marks. It shares the vocabulary, and takes milliseconds."""
     twin = tokenizers.Tokenizer(backend.model)
-    twin.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items())])
+    added = sorted(backend.get_added_tokens_decoder().items())
+    twin.add_tokens([_found_as_written(token) for _, token in added])
     if backend.post_processor is not None:
         twin.post_processor = backend.post_processor
     if isinstance(backend.model, tokenizers.models.BPE):

@@ -107,6 +107,22 @@ def chat(tmp_path: Path, template: str, **added: bool) -> tuple[Tokenizer, ChatT
     return tokenizer, ChatTemplate.load(tokenizer)
 
 
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_are_found_in_normalized_text_are_split_too(
+    kind: str, is_special: bool, tmp_path: Path
+) -> None:
+    """As GPT-2's only special token is."""
+    backend = BY_KIND[kind]()
+    backend.add_tokens([AddedToken("<|end|>", special=is_special, normalized=True)])
+    tokenizer = Tokenizer.load(save(backend, tmp_path, chat_template=CHATML + "{# <|end|> #}"))
+    template = ChatTemplate.load(tokenizer)
+
+    token_ids = tokenizer.encode(template.render([user("a<|end|>b <|end|>")]), False)
+
+    assert tokenizer.token_id("<|end|>") not in token_ids
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
