@@ -73,7 +73,7 @@ class MessageFormat:
         self._max_tokens = max_tokens
         self._generation = generation
         self._reader = reader
-        self._blocks = _BlockEvents(reader)
+        self._blocks = BlockEvents(reader)
         self._is_begun = False
         self._end = End("end_turn", None)
 
@@ -135,7 +135,7 @@ class MessageFormat:
         return "max_tokens" if num_tokens >= self._max_tokens else "model_context_window_exceeded"
 
 
-class _BlockEvents:
+class BlockEvents:
     """The events of the blocks, as what they hold becomes known."""
 
     def __init__(self, reader: MessageReader) -> None:
@@ -191,13 +191,14 @@ def blocks(events: Iterable[MessageEvent], reader: MessageReader) -> list[Block]
     found: list[Block] = []
     arguments: list[str] = []
     for event in events:
+        last = found[-1] if found else None
         match event:
+            case Text(text) if isinstance(last, TextBlock):
+                last.text += text
             case Text(text):
-                last = found[-1] if found else None
-                if isinstance(last, TextBlock):
-                    last.text += text
-                else:
-                    found.append(TextBlock(text))
+                found.append(TextBlock(text))
+            case Reasoning(text) if isinstance(last, ThinkingBlock):
+                last.thinking += text
             case Reasoning(text):
                 found.append(ThinkingBlock(text, SIGNATURE))
             case CallStart(name):

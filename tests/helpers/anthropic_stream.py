@@ -16,9 +16,14 @@ TEMPLATE = """\
 
 
 def stream_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The data of all events; checks that each has its type as its name."""
+    """The data of all events of a stream."""
+    return parse(response.text)
+
+
+def parse(stream: str) -> list[dict[str, Any]]:
+    """The same of its text; checks that each event has its type as its name."""
     found = []
-    for text in response.text.split("\n\n")[:-1]:
+    for text in stream.split("\n\n")[:-1]:
         name, data = text.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -28,37 +33,36 @@ def stream_events(response: httpx.Response) -> list[dict[str, Any]]:
 
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a stream adds up to; checks the order of its events."""
-    start, *rest = events
-    assert start["type"] == "message_start"
+    start, *rest, end, stop = events
     message: dict[str, Any] = start["message"]
-    assert message["content"] == []
-    assert [each["type"] for each in rest[-2:]] == ["message_delta", "message_stop"]
-    blocks: list[dict[str, Any]] = message["content"]
+    assert (start["type"], message["content"]) == ("message_start", [])
+    assert (end["type"], stop["type"]) == ("message_delta", "message_stop")
+    content = joined_blocks([event for event in rest if event["type"] != "ping"])
+    usage = message["usage"] | end["usage"]
+    return {**message, **end["delta"], "content": content, "usage": usage}
+
+
+def joined_blocks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that events add up to; checks their order."""
+    blocks: list[dict[str, Any]] = []
     is_open = False
-    for event in rest[:-2]:
-        match event["type"]:
-            case "ping":
-                continue
-            case "content_block_start":
-                assert not is_open
-                assert event["index"] == len(blocks)
-                is_open = True
-                blocks.append({**event["content_block"], "json": ""})
-            case "content_block_delta":
-                assert is_open
-                assert event["index"] == len(blocks) - 1
-                _add(blocks[-1], event["delta"])
-            case "content_block_stop":
-                assert is_open
-                assert event["index"] == len(blocks) - 1
-                is_open = False
+    for event in events:
+        kind = event["type"]
+        assert is_open == (kind != "content_block_start")
+        if kind == "content_block_start":
+            blocks.append({**event["content_block"], "json": ""})
+            is_open = True
+        assert event["index"] == len(blocks) - 1
+        if kind == "content_block_delta":
+            _add(blocks[-1], event["delta"])
+        elif kind == "content_block_stop":
+            is_open = False
     assert not is_open
     for block in blocks:
         text = block.pop("json")
         if block["type"] == "tool_use" and text:
             block["input"] = json.loads(text)
-    end = rest[-2]
-    return {**message, **end["delta"], "usage": message["usage"] | end["usage"]}
+    return blocks
 
 
 def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
