@@ -37,6 +37,7 @@ from api.anthropic.protocol import (
 from api.generate import Batch, Generation
 from api.message_parser import MessageEvent, Reasoning
 from api.message_plan import MessageReader
+from api.output_processor import OutputDelta
 from api.tools.base import Arguments, CallStart, Text
 
 SIGNATURE = "unsigned"
@@ -58,6 +59,7 @@ class MessageFormat:
         max_tokens: as the client gave it; the engine may have been asked for less.
         generation: of one sequence.
         reader: of its text.
+        is_plain: there is nothing in the text that it would find.
     """
 
     def __init__(
@@ -67,12 +69,15 @@ class MessageFormat:
         max_tokens: int,
         generation: Generation,
         reader: MessageReader,
+        *,
+        is_plain: bool,
     ) -> None:
         self._id = answer_id
         self._model = model
         self._max_tokens = max_tokens
         self._generation = generation
         self._reader = reader
+        self._is_plain = is_plain
         self._blocks = BlockEvents(reader)
         self._is_begun = False
         self._end = End("end_turn", None)
@@ -82,14 +87,7 @@ class MessageFormat:
         if not self._is_begun:
             self._is_begun = True
             events += [_event(MessageStart(self._message([], None))), _event(Ping())]
-        for _, delta in batch:
-            is_last = delta.finish_reason is not None
-            for news in self._reader.read(delta.text, is_last=is_last):
-                events.append(self._blocks.add(news))
-            if is_last:
-                events.append(self._blocks.end())
-                is_whole = _is_object(self._blocks.arguments)
-                self._end = self._end_of(delta.finish_reason, delta.stop_reason, is_whole)
+        events += [self._news(delta) for _, delta in batch]
         return b"".join(events)
 
     def last_chunks(self) -> bytes:
@@ -103,6 +101,17 @@ class MessageFormat:
         content = blocks(self._reader.read("".join(part.text), is_last=True), self._reader)
         is_whole = not (content and _is_broken(content[-1]))
         return self._message(content, self._end_of(part.finish_reason, part.stop_reason, is_whole))
+
+    def _news(self, delta: OutputDelta) -> bytes:
+        is_last = delta.finish_reason is not None
+        if self._is_plain and not is_last:
+            return self._blocks.add_text(delta.text) if delta.text else b""
+        events = [self._blocks.add(it) for it in self._reader.read(delta.text, is_last=is_last)]
+        if is_last:
+            events.append(self._blocks.end())
+            is_whole = _is_object(self._blocks.arguments)
+            self._end = self._end_of(delta.finish_reason, delta.stop_reason, is_whole)
+        return b"".join(events)
 
     def _message(self, content: list[Block], end: End | None) -> Message:
         return Message(
@@ -153,7 +162,7 @@ class BlockEvents:
     def add(self, news: MessageEvent) -> bytes:
         match news:
             case Text(text):
-                return self._begin(Text, TextBlock("")) + self._texts.event(self._index, text)
+                return self.add_text(text)
             case Reasoning(text):
                 begin = self._begin(Reasoning, ThinkingBlock("", ""))
                 return begin + self._thoughts.event(self._index, text)
@@ -164,6 +173,10 @@ class BlockEvents:
             case Arguments(text):
                 self.arguments += text
                 return self._inputs.event(self._index, text)
+
+    def add_text(self, text: str) -> bytes:
+        begin = b"" if self._kind is Text else self._begin(Text, TextBlock(""))
+        return begin + self._texts.event(self._index, text)
 
     def end(self) -> bytes:
         """End the block that is open, if one is."""

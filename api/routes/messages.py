@@ -109,7 +109,14 @@ async def read_job(service: Service, request: Request) -> answer.Job:
     def make_format(generation: Generation, prompts: list[Prompt]) -> answer.Format:
         reader = MessageReader(plan, is_thinking=prompts[0].is_thinking)
         name = asked.model or service.config.served_model_names[0]
-        return MessageFormat(conversation.answer_id, name, asked.max_tokens, generation, reader)
+        return MessageFormat(
+            conversation.answer_id,
+            name,
+            asked.max_tokens,
+            generation,
+            reader,
+            is_plain=plan.is_plain,
+        )
 
     return answer.Job(
         bool(asked.stream),

@@ -153,6 +153,16 @@ def test_a_stream_adds_up_to_the_message(
     assert without_ids(streamed(server, **fields)) == without_ids(whole(server, **fields))
 
 
+def test_a_model_of_which_nothing_is_looked_for_says_text() -> None:
+    """Markers included; the events add up to the message, character by character."""
+    text = "<think>é🙂</think> 東京 <tool_call>{}"
+    with serving(text_as_answer(text)) as server:
+        message = whole(server)
+
+        assert message["content"] == [{"type": "text", "text": text}]
+        assert without_ids(streamed(server)) == without_ids(message)
+
+
 def test_thoughts_text_and_calls_are_blocks(server: HttpServer) -> None:
     """In the order in which the model has written them; each call with an id of its own."""
     server.engine.answer = text_as_answer(f"<think>\nHm.\n</think>\n\nLet me see.\n{CALLS}")
