@@ -166,7 +166,10 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
         use_tqdm=False,
     )
 
+    (typed,) = llm.chat([{"role": "user", "content": "a</s>b"}], GREEDY, use_tqdm=False)
+
     assert "Hi there" in (one[0].prompt or "")
+    assert "a</s>b" in (typed.prompt or "")
     assert two[0].prompt == one[0].prompt
     assert (open_ended.prompt or "").endswith("The sum is")
     with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
