@@ -145,9 +145,12 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def check_room(self) -> None:
         """Raise UnavailableError if no more can begin."""
-        if len(self._tasks) >= MAX_RUNS:
+        if len(self) >= MAX_RUNS:
             raise UnavailableError(f"{MAX_RUNS} responses run in the background already", 5)
 
     def get(self, response_id: str) -> Run | None:

@@ -98,6 +98,12 @@ class _Responses:
         self._store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self._runs = Runs()
         self._lookup = Lookup(self._store, self._runs)
+        for name, documentation, read in (
+            ("responses_stored", "Responses that are kept", self._store.__len__),
+            ("responses_stored_bytes", "What they take", lambda: self._store.num_bytes),
+            ("responses_in_background", "Responses that run on their own", self._runs.__len__),
+        ):
+            service.metrics.watch(name, documentation, read)
 
     async def create(self, request: Request) -> HttpResponse:
         raw = await self._service.bodies.read(request)

@@ -459,15 +459,19 @@ def test_client_that_goes_away_ends_its_response(server: HttpServer) -> None:
 
 
 def test_metrics_count_responses(server: HttpServer) -> None:
-    """Like any other request."""
-    sample = 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"}'
-    name = next(
-        line.rpartition(" ")[0]
-        for line in server.http.get("/metrics").text.splitlines()
-        if "request_success_total{" in line and 'finished_reason="stop"' in line
+    """Like any other request; and what is kept of them."""
+    samples = (
+        'raywire:request_success_total{engine="0",finished_reason="stop",model_name="m"}',
+        "raywire:responses_stored",
+        "raywire:responses_stored_bytes",
+        "raywire:responses_in_background",
     )
-    before = server.metric(name)
+    before = [server.metric(sample) for sample in samples]
 
     ask(server)
 
-    assert server.metric(name) == before + 1, sample
+    success, stored, stored_bytes, background = (server.metric(sample) for sample in samples)
+    assert success == before[0] + 1
+    assert stored == before[1] + 1
+    assert stored_bytes > before[2] + 1000
+    assert background == before[3] == 0
