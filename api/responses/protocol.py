@@ -171,7 +171,7 @@ class Response(msgspec.Struct, kw_only=True):
     tools: Any
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: str
     usage: Usage | None = None
     user: str | None
 

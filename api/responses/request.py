@@ -17,7 +17,7 @@ from api.responses.protocol import Reasoning, Response, ResponsesBody
 from api.responses.text_format import TextFormat
 from api.sampling import SamplingParams
 from api.tools.request import ToolRequest
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, check_range
 
 _NULL = msgspec.Raw(b"null")
@@ -147,6 +147,7 @@ def new_response(
         tools=_given(body.tools, []),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
+        truncation=body.truncation or "disabled",
         user=body.user,
     )
 
@@ -183,12 +184,6 @@ def _check_choices(body: ResponsesBody) -> None:
         summary = body.reasoning.generate_summary or None
         _check_choice("reasoning.generate_summary", summary, _SUMMARIES)
     _check_choice("truncation", body.truncation, ("auto", "disabled"))
-    if body.truncation == "auto":
-        raise UnsupportedFieldError(
-            "truncation: auto is not supported by this server: leave out older items of input"
-            " yourself, or start anew without previous_response_id",
-            "truncation",
-        )
 
 
 def _check_choice(

@@ -7,6 +7,7 @@ given, cancel it, delete it.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from api.conversation import Conversation
 from api.generate import Generation, Prompt
 from api.message_plan import MessageReader
 from api.prompts import MAX_VALUES
-from api.responses import input_items, item_list
+from api.responses import input_items, item_list, truncate
 from api.responses import request as response_request
 from api.responses.background import History, HistoryReader, Run, Runs
 from api.responses.form import ResponseFormat
@@ -201,7 +202,11 @@ class _Responses:
         return answer.Job(
             bool(fields.stream),
             wanted.params,
-            conversation.prepare,
+            (
+                partial(truncate.prepare, conversation)
+                if fields.truncation == "auto"
+                else conversation.prepare
+            ),
             make_format,
             body.ignored_header([*ignored, *wanted.without_effect(source)]),
             arrived_at,
@@ -254,13 +259,15 @@ class _Input:
     ) -> None:
         self.items: Sequence[Item] = before
         """All of it, once it is read."""
+        self._new: list[Item] | None = None
         self._fields = fields
         self._knows_developers = knows_developers
 
     def read_messages(self) -> list[dict[str, Any]]:
-        """The same as messages."""
-        before = self.items
-        self.items = [*before, *input_items.read(self._fields.input)]
+        """The same as messages. Reads the request once, however often it is called."""
+        if self._new is None:
+            self._new = input_items.read(self._fields.input)
+            self.items = [*self.items, *self._new]
         if len(self.items) > MAX_VALUES:
             raise InvalidRequestError(
                 f"the conversation has {len(self.items)} items; {MAX_VALUES} are the most", "input"

@@ -304,6 +304,34 @@ def test_reasoning_effort_reaches_the_template(server: HttpServer) -> None:
     assert respond(server, new_field=1).headers["x-raywire-ignored"] == "new_field"
 
 
+def test_auto_truncation_leaves_out_the_oldest_turns(server: HttpServer) -> None:
+    """As few as must be, with what belongs to them; never the instructions, nor the last turn."""
+    turns = [
+        {"role": "user", "content": "a" * 500},
+        {"type": "function_call", "call_id": "c", "name": "get_time", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "b" * 200},
+        {"role": "user", "content": "c" * 300},
+        {"role": "assistant", "content": "d" * 100},
+        {"role": "user", "content": "e" * 200},
+    ]
+    fields: dict[str, Any] = {"input": turns, "instructions": "Obey.", "truncation": "auto"}
+
+    def seen(max_output_tokens: int) -> str:
+        ask(server, max_output_tokens=max_output_tokens, **fields)
+        token_ids = server.engine.received[-1].prompt_token_ids
+        assert token_ids is not None
+        return bytes(token_ids.tolist()).decode()
+
+    rest = f"{'c' * 300}<assistant>{'d' * 100}<user>{'e' * 200}<assistant>"
+    assert seen(5) == f"<system>Obey.<user>{rest}"
+    assert seen(500) == f"<system>Obey.<user>{'e' * 200}<assistant>"
+    assert seen(10_000) == f"<system>Obey.<user>{rest}"
+    response = ask(server, max_output_tokens=5, **fields)
+    assert response["truncation"] == "auto"
+    kept = server.http.get(f"/v1/responses/{response['id']}/input_items").json()["data"]
+    assert len(kept) == len(turns)
+
+
 def test_sampling_fields_reach_the_engine(server: HttpServer) -> None:
     """OpenAI's, and vLLM's additions."""
     ask(server, temperature=0.25, top_p=0.5, top_k=7, seed=3, max_output_tokens=9, min_p=0.1)
@@ -359,7 +387,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_output_tokens": True}, "max_output_tokens", "bool"),
     ({"include": ["everything"]}, "include[0]", "one of"),
     ({"reasoning": {"effort": "lots"}}, "reasoning.effort", "one of"),
-    ({"truncation": "auto"}, "truncation", "auto"),
+    ({"truncation": "auto", "input": "x" * 1001}, "input", "tokens"),
     ({"truncation": "maybe"}, "truncation", "one of"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16"),
     ({"metadata": {"a": "x" * 513}}, "metadata", "512"),
