@@ -164,10 +164,24 @@ def _content(route: Route, types: _Types) -> dict[str, Any]:
     elif route.media_type != "application/json":
         content[route.media_type.partition(";")[0]] = {"schema": {"type": "string"}}
     if route.event is not None:
-        events = {"description": "With `stream: true`: data of each event", "anyOf": []}
-        events["anyOf"] = [types.schema(route.event), types.schema(_error_type(route))]
-        content["text/event-stream"] = {"schema": events}
+        kinds = [types.schema(route.event), types.schema(_error_type(route))]
+        content["text/event-stream"] = {"schema": _event(kinds)}
     return content
+
+
+def _event(kinds: Sequence[Any]) -> dict[str, Any]:
+    """One event, in the form that OpenAPI 3.2 gives to streams: data is a text that holds JSON."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": kinds},
+    }
+    return {
+        "description": "Each event, with `stream: true`; `[DONE]`, or an error, is the last.",
+        "type": "object",
+        "properties": {"data": data},
+        "required": ["data"],
+    }
 
 
 def _error_type(route: Route) -> type[msgspec.Struct]:

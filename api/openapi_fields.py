@@ -1,13 +1,22 @@
-"""JSON schemas of the fields that bodies leave raw: what `prompts`, `chat_template` and
-`tools.request` read out of them; and examples of the bodies. For the OpenAPI document only: who
-reads a field checks it.
+"""JSON schemas of the fields of bodies: of those that structs leave raw, what `prompts`,
+`chat_template` and `tools.request` read out of them; of numbers and lists, their bounds. And
+examples of the bodies. For the OpenAPI document only: who reads a field checks it.
 """
 
 from typing import Any
 
 from api.prompts import MAX_PROMPTS, MAX_VALUES
+from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
+from api.sampling import MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import MAX_TOOLS
+from engine.sampling_params import (
+    BOUNDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_ID,
+)
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -120,8 +129,50 @@ TOOL_CHOICE: dict[str, Any] = {
     "anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED_TOOL, _NULL],
 }
 
+
+def _optional(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, _NULL]}
+
+
+def _number(least: float, most: float) -> dict[str, Any]:
+    kind = "integer" if isinstance(most, int) else "number"
+    return _optional({"type": kind, "minimum": least, "maximum": most})
+
+
+def _token_ids(most: int) -> dict[str, Any]:
+    token = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+    return {"type": "array", "items": token, "maxItems": most}
+
+
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
+_STOPS = {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}
+_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+
+_GENERATION = {
+    **{name: _number(least, most) for name, least, most in BOUNDS if name != "logprobs"},
+    "n": _number(1, MAX_N),
+    "best_of": _number(1, MAX_N),
+    "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
+    "stop": {"anyOf": [_STOP, _STOPS, _NULL]},
+    "stop_token_ids": _optional(_token_ids(MAX_STOP_TOKEN_IDS)),
+    "allowed_token_ids": _optional({**_token_ids(MAX_LOGIT_BIAS), "minItems": 1}),
+    "logit_bias": _optional(
+        {
+            "description": "By token id.",
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": _BIAS,
+            "maxProperties": MAX_LOGIT_BIAS,
+        }
+    ),
+    "cache_salt": _optional({"type": "string", "minLength": 1, "maxLength": MAX_CACHE_SALT_CHARS}),
+}
+
 CHAT = {
+    **_GENERATION,
     "messages": MESSAGES,
+    "max_completion_tokens": _number(1, MAX_TOKEN_ID),
+    "top_logprobs": _number(0, MAX_LOGPROBS),
     "chat_template_kwargs": TEMPLATE_VARIABLES,
     "documents": DOCUMENTS,
     "tools": TOOLS,
@@ -129,7 +180,7 @@ CHAT = {
 }
 """Of a `ChatBody`."""
 
-COMPLETION = {"prompt": PROMPT}
+COMPLETION = {**_GENERATION, "prompt": PROMPT, "logprobs": _number(0, MAX_LOGPROBS)}
 """Of a `CompletionBody`."""
 
 CHAT_EXAMPLE = {

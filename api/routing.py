@@ -30,7 +30,8 @@ class Route:
     """Of its JSON body, where it takes one."""
 
     raw_fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the fields hold that `body` leaves raw: a type, or a JSON schema as a dict."""
+    """What the fields hold that `body` leaves raw, and the bounds of others: a type, or a JSON
+    schema as a dict."""
 
     example: Mapping[str, Any] | None = None
     """A body that works, but for the name of the model, which is put in."""

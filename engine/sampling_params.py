@@ -97,7 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """If given, `logprobs` tells of these tokens, in this order, instead of the best ones."""
 
     def __post_init__(self) -> None:
-        for value, (name, least, most) in zip(_bounded(self), _BOUNDS, strict=True):
+        for value, (name, least, most) in zip(_bounded(self), BOUNDS, strict=True):
             if value is not None and not least <= value <= most:
                 check_range(name, value, least, most)
         if self.top_p == 0.0:
@@ -151,7 +151,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
                     )
 
 
-_BOUNDS = (
+BOUNDS = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("top_k", -1, MAX_TOKEN_ID),
@@ -167,7 +167,7 @@ _BOUNDS = (
 )
 """Name, least and most of each number that is given."""
 
-_bounded = attrgetter(*(name for name, _, _ in _BOUNDS))
+_bounded = attrgetter(*(name for name, _, _ in BOUNDS))
 
 
 def check_range(name: str, value: float, least: float, most: float) -> None:

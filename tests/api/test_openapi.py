@@ -127,6 +127,19 @@ def test_fields_that_are_left_raw_are_described() -> None:
     }
 
 
+def test_bounds_are_those_that_are_checked(shown: Any) -> None:
+    """Every number of a generating body has them."""
+    for name in ("ChatBody", "CompletionBody"):
+        for field, schema in shown["components"]["schemas"][name]["properties"].items():
+            for kind in schema.get("anyOf", [schema]):
+                if kind.get("type") in ("integer", "number"):
+                    assert kind["minimum"] < kind["maximum"], field
+                if kind.get("type") == "array":
+                    assert "maxItems" in kind or field == "prompt", (
+                        field
+                    )  # its length is the model's
+
+
 def test_a_description_of_no_field_is_a_mistake() -> None:
     """It would describe a field that has been renamed."""
     route = Route(("POST",), "/draw", endpoint, body=Shape, raw_fields={"color": str})
@@ -155,10 +168,9 @@ def test_streams_are_noted() -> None:
     content = described(route)["paths"]["/draw"]["post"]["responses"]["200"]["content"]
 
     assert content["application/json"]["schema"]["$ref"].endswith("/Drawing")
-    kinds = [
-        each["$ref"].split("/")[-1] for each in content["text/event-stream"]["schema"]["anyOf"]
-    ]
-    assert kinds == ["Stroke", "ErrorBody"]
+    event = content["text/event-stream"]["schema"]["properties"]["data"]
+    kinds = event["contentSchema"]["anyOf"]
+    assert [each["$ref"].split("/")[-1] for each in kinds] == ["Stroke", "ErrorBody"]
 
 
 def test_parameters_of_a_path_and_a_query_are_named() -> None:
