@@ -171,11 +171,8 @@ def _content(route: Route, types: _Types) -> dict[str, Any]:
 
 def _event(kinds: Sequence[Any]) -> dict[str, Any]:
     """One event, in the form that OpenAPI 3.2 gives to streams: data is a text that holds JSON."""
-    data = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": kinds},
-    }
+    json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    data = {"type": "string", "anyOf": [json, {"const": "[DONE]"}]}
     return {
         "description": "Each event, with `stream: true`; `[DONE]`, or an error, is the last.",
         "type": "object",

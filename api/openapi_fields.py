@@ -7,12 +7,14 @@ from typing import Any
 
 from api.prompts import MAX_PROMPTS, MAX_VALUES
 from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
-from api.sampling import MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from api.sampling import MAX_BAD_WORD_CHARS, MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import MAX_TOOLS
 from engine.sampling_params import (
     BOUNDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
@@ -146,16 +148,22 @@ def _token_ids(most: int) -> dict[str, Any]:
 
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
 _STOPS = {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}
+_BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS}
 _BIAS = {"type": "number", "minimum": -100, "maximum": 100}
 
 _GENERATION = {
     **{name: _number(least, most) for name, least, most in BOUNDS if name != "logprobs"},
     "n": _number(1, MAX_N),
     "best_of": _number(1, MAX_N),
+    "length_penalty": _number(-10.0, 10.0),
+    "truncate_prompt_tokens": _number(-1, MAX_TOKEN_ID),
+    "stream_interval": _number(1, MAX_TOKEN_ID),
     "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
     "stop": {"anyOf": [_STOP, _STOPS, _NULL]},
     "stop_token_ids": _optional(_token_ids(MAX_STOP_TOKEN_IDS)),
     "allowed_token_ids": _optional({**_token_ids(MAX_LOGIT_BIAS), "minItems": 1}),
+    "logprob_token_ids": _optional(_token_ids(MAX_LOGPROB_TOKEN_IDS)),
+    "bad_words": _optional({"type": "array", "items": _BAD_WORD, "maxItems": MAX_BAD_WORDS}),
     "logit_bias": _optional(
         {
             "description": "By token id.",

@@ -169,7 +169,7 @@ def test_streams_are_noted() -> None:
 
     assert content["application/json"]["schema"]["$ref"].endswith("/Drawing")
     event = content["text/event-stream"]["schema"]["properties"]["data"]
-    kinds = event["contentSchema"]["anyOf"]
+    kinds = event["anyOf"][0]["contentSchema"]["anyOf"]
     assert [each["$ref"].split("/")[-1] for each in kinds] == ["Stroke", "ErrorBody"]
 
 
