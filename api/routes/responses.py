@@ -36,6 +36,7 @@ from api.responses.protocol import (
     ResponsesBody,
 )
 from api.responses.store import ResponseStore
+from api.routes import render
 from api.routing import Route
 from api.service import Service
 from api.sse import EventStream
@@ -61,6 +62,15 @@ def routes(service: Service) -> list[Route]:
             example={"input": "Say hi."},
             answer=Response,
             event=Event,
+        ),
+        Route(
+            ("POST",),
+            f"{_PATH}/render",
+            render.endpoint(service, endpoints.read_job, is_list=False),
+            summary="The prompt and the parameters of a response, without an answer",
+            body=ResponsesBody,
+            example={"input": "Say hi."},
+            answer=render.RenderedPrompt,
         ),
         Route(
             ("GET",),
@@ -107,13 +117,21 @@ class _Responses:
             service.metrics.watch(name, documentation, read)
 
     async def create(self, request: Request) -> HttpResponse:
-        raw = await self._service.bodies.read(request)
-        arrived_at = time.monotonic()
-        fields, ignored = body.decode(raw, _DECODER, KNOWN, UNSUPPORTED)
-        job = self._job(fields, len(raw), arrived_at, ignored)
+        fields, job = await self._read(request)
         if fields.background:
             return await self._start(request, job)
         return await answer.respond(self._service, request, job)
+
+    async def read_job(self, service: Service, request: Request) -> answer.Job:
+        """What a request asks for."""
+        _, job = await self._read(request)
+        return job
+
+    async def _read(self, request: Request) -> tuple[ResponsesBody, answer.Job]:
+        raw = await self._service.bodies.read(request)
+        arrived_at = time.monotonic()
+        fields, ignored = body.decode(raw, _DECODER, KNOWN, UNSUPPORTED)
+        return fields, self._job(fields, len(raw), arrived_at, ignored)
 
     async def retrieve(self, request: Request) -> HttpResponse:
         response_id = request.path_params["response_id"]

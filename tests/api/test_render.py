@@ -64,6 +64,18 @@ def test_each_prompt_of_a_completion_is_shown(server: HttpServer) -> None:
     assert server.engine.received == []
 
 
+def test_a_response_is_shown_with_what_it_continues(server: HttpServer) -> None:
+    """In its own words for the conversation; where responses are kept, with the earlier turns."""
+    first = server.http.post("/v1/responses", json={"input": "hi"}).json()
+    more = {"input": "and?", "previous_response_id": first["id"]}
+
+    shown = render(server, "/v1/responses", **more)
+
+    assert render(server, "/v1/responses", input="hi")["prompt_text"] == "<user>hi<assistant>"
+    said = first["output"][0]["content"][0]["text"]
+    assert shown["prompt_text"] == f"<user>hi<assistant>{said}<user>and?<assistant>"
+
+
 def test_nested_parameters_have_names(server: HttpServer) -> None:
     """What travels to the engine by position is shown by name."""
     detection = {"max_pattern_size": 3, "min_count": 5}
