@@ -1,7 +1,8 @@
-"""Names of requests and answers: unique, not secret."""
+"""Names of requests and answers: unique. Those under which something can be read are secret too."""
 
 import os
 import random
+import secrets
 
 # From the system's entropy once; asking for it each time would cost a system call.
 _random = random.Random()
@@ -16,3 +17,8 @@ def new_id(prefix: str = "", num_bits: int = 96) -> str:
 def answer_id(prefix: str, request_id: str | None) -> str:
     """The id of an answer, with the client's own name for it if it gave one."""
     return new_id(prefix) if request_id is None else f"{prefix}{request_id}"
+
+
+def new_secret_id(prefix: str) -> str:
+    """A name that nobody can guess: whoever knows it may read what has it."""
+    return f"{prefix}{secrets.token_hex(20)}"

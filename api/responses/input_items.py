@@ -26,7 +26,7 @@ from api.responses.items import (
     SummaryText,
 )
 from api.tools.json_scan import MAX_NAME_CHARS
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 
 MAX_ID_CHARS = 256
 
@@ -36,7 +36,13 @@ _NULL = msgspec.Raw(b"null")
 
 _ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 _TEXT_TYPES = ("input_text", "output_text", "text")
-_SERVED = "message, reasoning, function_call and function_call_output"
+_SERVED = "message, reasoning, function_call, function_call_output and item_reference"
+
+
+class ItemNotFoundError(NotFoundError):
+    """A request refers to an item that is not here: never was, or not any more."""
+
+    code = "item_not_found"
 
 
 class _RawItem(msgspec.Struct):
@@ -65,11 +71,16 @@ _PART = msgspec.json.Decoder(_RawPart).decode
 _TEXT = msgspec.json.Decoder(str).decode
 
 
-def read(raw: msgspec.Raw) -> list[Item]:
+def read(raw: msgspec.Raw, find: Callable[[str], Item | None]) -> list[Item]:
     """The items of a request's `input`.
+
+    Args:
+        raw: the field.
+        find: finds what a model wrote in earlier responses, by its name.
 
     Raises:
         InvalidRequestError: it is missing, empty or malformed, or holds too much.
+        NotFoundError: it refers to an item that is not there.
         UnsupportedFieldError: it holds images, files, or items of built-in tools.
     """
     match bytes(raw).lstrip()[:1]:
@@ -82,7 +93,7 @@ def read(raw: msgspec.Raw) -> list[Item]:
             raise InvalidRequestError("input is required: a text, or a list of items", "input")
     if not values:
         _refuse_empty()
-    reader = _ItemReader()
+    reader = _ItemReader(find)
     return [reader.read(value, f"input[{i}]") for i, value in enumerate(values)]
 
 
@@ -93,7 +104,8 @@ def _refuse_empty() -> list[Item]:
 class _ItemReader:
     """Reads the items of one request; parts are counted over all."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[str], Item | None]) -> None:
+        self._find = find
         self._num_parts = 0
 
     def read(self, raw: msgspec.Raw, place: str) -> Item:
@@ -122,12 +134,24 @@ class _ItemReader:
                     _required_id(item.call_id, f"{place}.call_id"),
                     self._read_output(item.output, f"{place}.output"),
                 )
+            case "item_reference":
+                return self._look_up(item_id, f"{place}.id")
             case _:
                 raise UnsupportedFieldError(
                     f"{place}.type: items of type {item.type[:40]} are not supported by this"
                     f" server; {_SERVED} are",
                     f"{place}.type",
                 )
+
+    def _look_up(self, item_id: str, place: str) -> Item:
+        found = self._find(item_id)
+        if found is None:
+            raise ItemNotFoundError(
+                f"{place}: there is no item {item_id[:80]!r} here (any more): items are kept with"
+                " the response that they are in, by the API server that made it",
+                place,
+            )
+        return found
 
     def _read_message(self, item: _RawItem, item_id: str, place: str) -> Message:
         role = _ROLES.get(item.role or "")

@@ -9,7 +9,7 @@ the answer ends.
 from collections.abc import Callable, Sequence
 
 from api import logprobs
-from api.ids import new_id
+from api.ids import new_secret_id
 from api.message_parser import MessageEvent, Reasoning
 from api.message_plan import MessageReader
 from api.output_processor import OutputDelta
@@ -87,7 +87,7 @@ class OutputWriter:
             status: of the item that is open, if one is.
         """
         if not self.items:  # clients look for a text
-            self._begin(Message(new_id("msg_"), "assistant", [], "in_progress"))
+            self._begin(Message(new_secret_id("msg_"), "assistant", [], "in_progress"))
         self._close(status)
 
     def abandon(self) -> None:
@@ -112,7 +112,7 @@ class OutputWriter:
                 self._add_reasoning(text)
             case CallStart(name):
                 call_id = reader.new_call_id()
-                self._begin(FunctionCall(new_id("fc_"), call_id, name, "", "in_progress"))
+                self._begin(FunctionCall(new_secret_id("fc_"), call_id, name, "", "in_progress"))
             case Arguments(text):
                 self._waiting.take(text)
                 self._add_arguments(text)
@@ -120,7 +120,7 @@ class OutputWriter:
     def _add_text(self, text: str, news: Sequence[TokenLogprob]) -> None:
         item = self._open
         if not isinstance(item, Message):
-            item = Message(new_id("msg_"), "assistant", [], "in_progress")
+            item = Message(new_secret_id("msg_"), "assistant", [], "in_progress")
             self._begin(item)
         self._pieces.append(text)
         self._logprobs += news
@@ -129,7 +129,7 @@ class OutputWriter:
     def _add_reasoning(self, text: str) -> None:
         item = self._open
         if not isinstance(item, ReasoningItem):
-            item = ReasoningItem(new_id("rs_"), status="in_progress")
+            item = ReasoningItem(new_secret_id("rs_"), status="in_progress")
             self._begin(item)
         self._pieces.append(text)
         self._events.add_delta(ReasoningDelta(item.id, self._index, text))

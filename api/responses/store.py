@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from api.ids import new_secret_id
 from api.responses.items import Item
 
 _ITEM_BYTES = 256
@@ -64,6 +65,9 @@ class ResponseStore:
         self._users: dict[int, tuple[int, int]] = {}
         """Of each item, by its identity: how many responses hold it, and its bytes. They keep it
         alive, so no other has its identity."""
+        self._written: dict[str, Item] = {}
+        """What the models wrote, by the names that it got here. Those that clients give to items
+        are not unique, and not secret."""
         self._tag = secrets.token_hex(4)
 
     def __len__(self) -> int:
@@ -85,7 +89,7 @@ class ResponseStore:
 
     def new_id(self) -> str:
         """A name for a response. Whoever knows it may read the response, so nobody can guess it."""
-        return f"resp_{self._tag}{secrets.token_hex(20)}"
+        return new_secret_id(f"resp_{self._tag}")
 
     def is_foreign(self, response_id: str) -> bool:
         """Whether a name may have been given by another process."""
@@ -98,6 +102,7 @@ class ResponseStore:
         for item in _items(response):
             own += _ITEM_BYTES
             self._hold(item)
+        self._written.update((item.id, item) for item in response.output)
         self.num_bytes += own
         self._entries[response.id] = response
         self._own_bytes[response.id] = own
@@ -111,6 +116,10 @@ class ResponseStore:
             self._entries.move_to_end(response_id)
         return response
 
+    def find_item(self, item_id: str) -> Item | None:
+        """Something that a model wrote in one of the responses, by its name."""
+        return self._written.get(item_id)
+
     def remove(self, response_id: str) -> bool:
         """Forget it. False: it was not there."""
         response = self._entries.pop(response_id, None)
@@ -119,6 +128,8 @@ class ResponseStore:
         self.num_bytes -= self._own_bytes.pop(response_id)
         for item in _items(response):
             self._release(item)
+        for item in response.output:
+            self._written.pop(item.id, None)
         return True
 
     def validate(self) -> None:
@@ -129,6 +140,8 @@ class ResponseStore:
         shared = sum(num_bytes for _, num_bytes in self._users.values())
         assert self.num_bytes == shared + sum(self._own_bytes.values())
         assert self._own_bytes.keys() == self._entries.keys()
+        written = {item.id for response in self._entries.values() for item in response.output}
+        assert self._written.keys() == written
         assert len(self._entries) <= self._max_responses
         assert self.num_bytes <= self._max_bytes or not self._entries
 

@@ -187,7 +187,8 @@ class _Responses:
             num_bytes += self._store.num_item_bytes(previous)
         template = service.model.template
         source = template.source or ""
-        asked = _Input(fields, before, knows_developers="developer" in source)
+        knows_developers = "developer" in source
+        asked = _Input(fields, before, self._store.find_item, knows_developers=knows_developers)
         response_id = self._store.new_id()
         plan = message_plan.make(service.model.markup, wanted.tools, None)
         conversation = Conversation(
@@ -269,22 +270,29 @@ class _Input:
     Args:
         fields: of the request.
         before: the conversation that it continues.
+        find: finds what a model wrote in earlier responses, by its name.
         knows_developers: the chat template reads messages of developers.
     """
 
     def __init__(
-        self, fields: ResponsesBody, before: Sequence[Item], *, knows_developers: bool
+        self,
+        fields: ResponsesBody,
+        before: Sequence[Item],
+        find: Callable[[str], Item | None],
+        *,
+        knows_developers: bool,
     ) -> None:
         self.items: Sequence[Item] = before
         """All of it, once it is read."""
         self._new: list[Item] | None = None
         self._fields = fields
+        self._find = find
         self._knows_developers = knows_developers
 
     def read_messages(self) -> list[dict[str, Any]]:
         """The same as messages. Reads the request once, however often it is called."""
         if self._new is None:
-            self._new = input_items.read(self._fields.input)
+            self._new = input_items.read(self._fields.input, self._find)
             self.items = [*self.items, *self._new]
         if len(self.items) > MAX_VALUES:
             raise InvalidRequestError(

@@ -355,6 +355,7 @@ def test_stop_strings_work(server: HttpServer) -> None:
 # --------------------------------------------------------------------------------------- errors
 
 NO_TOOL = {"type": "function", "name": "other"}
+MISSING = ("model", "previous_response_id", "input[0].id")
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": None}, "input", "required"),
     ({"input": 5}, "input", "required"),
@@ -370,7 +371,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "input_image",
     ),
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "computer_call"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id", "no item 'x'"),
     ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name", "characters"),
     (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
@@ -427,7 +428,7 @@ def test_bad_requests_name_the_field(
             more = {}
         answer = respond(server, **fields, **more)
         error = answer.json()["error"]
-        assert answer.status_code == (404 if param in ("model", "previous_response_id") else 400)
+        assert answer.status_code == (404 if param in MISSING else 400)
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert words in error["message"]
     assert len(server.engine.received) == num_received

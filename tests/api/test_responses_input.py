@@ -9,18 +9,27 @@ import msgspec
 import pytest
 
 from api.responses import input_items
+from api.responses.items import FunctionCall
 from api.responses.messages import to_messages
 from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
 
 
+def find_nothing(item_id: str) -> None:
+    """There are no earlier responses."""
+
+
 def read(value: Any) -> Any:
     """The items, as a client would see them."""
-    return msgspec.to_builtins(input_items.read(msgspec.Raw(json.dumps(value).encode())))
+    return msgspec.to_builtins(
+        input_items.read(msgspec.Raw(json.dumps(value).encode()), find_nothing)
+    )
 
 
 def messages(items: Any, instructions: str | None = None, *, knows_developers: bool = False) -> Any:
     raw = msgspec.Raw(json.dumps(items).encode())
-    return to_messages(input_items.read(raw), instructions, knows_developers=knows_developers)
+    return to_messages(
+        input_items.read(raw, find_nothing), instructions, knows_developers=knows_developers
+    )
 
 
 def user(content: Any = "x") -> dict[str, Any]:
@@ -136,6 +145,17 @@ def test_parts_stay_parts() -> None:
     ]
 
 
+def test_a_reference_is_what_it_refers_to() -> None:
+    """The very item; one that is not there is named."""
+    kept = FunctionCall("fc_1", "c", "f", "{}")
+    raw = msgspec.Raw(b'[{"type":"item_reference","id":"fc_1"}]')
+
+    assert input_items.read(raw, {"fc_1": kept}.get)[0] is kept
+    with pytest.raises(input_items.ItemNotFoundError) as caught:
+        input_items.read(raw, find_nothing)
+    assert caught.value.param == "input[0].id"
+
+
 BAD: list[tuple[Any, str, type[RequestError]]] = [
     ([[]], "input[0]", InvalidRequestError),
     ([user(), {"type": 5}], "input[1].type", InvalidRequestError),
@@ -184,6 +204,6 @@ def test_monstrous_items_cost_little(body: str) -> None:
     """Values are counted before anything is made of them, and unknown ones skipped over."""
     began = time.thread_time()
     with contextlib.suppress(InvalidRequestError):
-        input_items.read(msgspec.Raw(body.encode()))
+        input_items.read(msgspec.Raw(body.encode()), find_nothing)
 
     assert time.thread_time() - began < 0.2

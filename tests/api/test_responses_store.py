@@ -29,7 +29,8 @@ def item(text: str) -> Item:
 
 
 def response(name: str, *items: Item) -> StoredResponse:
-    return StoredResponse(name, items, (), b"{}", can_go_on=True)
+    written = Message(f"msg_of_{name}", "assistant", [])
+    return StoredResponse(name, items, [written], b"{}", can_go_on=True)
 
 
 # ---------------------------------------------------------------------------------------- store
@@ -64,6 +65,7 @@ def test_store_keeps_its_bounds(
             case _:
                 store.remove(str(name))
                 assert store.get(str(name)) is None
+                assert store.find_item(f"msg_of_{name}") is None
         store.validate()
 
 
@@ -160,6 +162,31 @@ def test_a_conversation_branches(server: HttpServer) -> None:
 
     assert text_of(response) == "<user>1?<assistant>one<user>2?<assistant>one<user>3?<assistant>"
     assert respond(server, previous_response_id=first).status_code == 404
+
+
+def test_items_can_be_referred_to(server: HttpServer) -> None:
+    """While the response that they are in is kept: in any conversation, in any order."""
+    server.engine.answer = text_as_answer(ANSWER)
+    first = ask(server, tools=[WEATHER])
+    thought, message, call = (
+        {"type": "item_reference", "id": item["id"]} for item in first["output"]
+    )
+    result = {
+        "type": "function_call_output",
+        "call_id": first["output"][2]["call_id"],
+        "output": "rain",
+    }
+    items = [{"role": "user", "content": "hi"}, thought, message, call, result]
+    server.engine.answer = prompt_as_answer
+
+    seen = text_of(ask(server, input=items))
+    server.http.delete(f"/v1/responses/{first['id']}")
+
+    assert seen.startswith("<user>hi<assistant><think>Hm.</think>Let me see.<tool_call>")
+    assert seen.endswith("<tool>rain<assistant>")
+    missing = respond(server, input=items)
+    assert missing.status_code == 404
+    assert missing.json()["error"]["param"] == "input[1].id"
 
 
 def test_results_of_calls_follow_in_the_next_request(server: HttpServer) -> None:
