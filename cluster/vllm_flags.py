@@ -11,6 +11,8 @@ _ADVICE = {
     "--config": "does not exist; flags and environment are all there is",
     "--disable-log-requests": "is not needed: requests are one line each, without their text",
     "--download-dir": "does not exist; HF_HOME moves downloads, RAYWIRE_CACHE_DIR conversions",
+    "--enable-offline-docs": "is not needed: /docs loads nothing from elsewhere",
+    "--enable-server-load-tracking": "is not needed: /load always counts",
     "--enable-lora": "does not exist yet",
     "--enforce-eager": "is not needed: models run without CUDA graphs",
     "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
