@@ -1,0 +1,111 @@
+"""A request to /v1/messages with anything in any place: an answer, or an error that says why."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.anthropic_stream import TEMPLATE
+from tests.helpers.http_server import HttpServer, serving
+
+PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render")
+
+BODY: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 9,
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "x"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "1",
+                    "content": [{"type": "text", "text": "r"}],
+                    "is_error": False,
+                }
+            ],
+        },
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "pre"},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low"},
+    "stop_sequences": ["q"],
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "stream": False,
+    "metadata": {"user_id": "u"},
+    "cache_salt": "s",
+    "chat_template_kwargs": {"a": 1},
+}
+
+VALUES: list[Any] = [
+    *(None, True, 0, -1, 1.5, 1e300, 2**63, "", "x", "\0", "é" * 300, "<think>", "</tool_call>"),
+    *([], {}, [[]], [{}], [None], {"type": "text"}, {"type": "image"}, {"a": {"b": []}}),
+]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything in a body."""
+    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
+    for key in keys:
+        yield (*place, key)
+        yield from places(value[key], (*place, key))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """Up to three values are others, or missing."""
+    body = copy.deepcopy(BODY)
+    for _ in range(draw(st.integers(0, 3))):
+        *way, last = draw(st.sampled_from(list(places(body))))
+        holder: Any = body
+        for key in way:
+            holder = holder[key]
+        if draw(st.booleans()):
+            holder[last] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+        else:
+            del holder[last]
+    return body
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving(chat_template=TEMPLATE, reasoning_parser="auto") as server:
+        yield server
+
+
+@settings(max_examples=50, deadline=None)
+@given(body=bodies(), path=st.sampled_from(PATHS))
+def test_nothing_that_a_body_may_hold_is_our_fault(
+    server: HttpServer, body: dict[str, Any], path: str
+) -> None:
+    """Never a 5xx; and a refusal has words."""
+    response = server.http.post(path, json=body)
+
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["type"] == "error"
+        assert response.json()["error"]["message"]
+
+
+def test_the_body_itself_is_good(server: HttpServer) -> None:
+    """Or nothing above would be shown."""
+    for path in PATHS:
+        assert server.http.post(path, json=BODY).status_code == 200
