@@ -3,7 +3,7 @@
 Built-in tools run on OpenAI's servers; here there are functions, which the client runs.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,9 +21,10 @@ class _Function(msgspec.Struct, omit_defaults=True):
     strict: bool | None = None
 
 
-class _Tool(msgspec.Struct):
+class _Tool(msgspec.Struct, tag_field="type", tag="function"):
+    """As chat's clients write it, and in that order: templates print it as it comes."""
+
     function: _Function
-    type: Literal["function"] = "function"
 
 
 class _Kind(msgspec.Struct):

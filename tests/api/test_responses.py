@@ -288,7 +288,7 @@ def test_tools_reach_the_template_as_in_chat(server: HttpServer) -> None:
     chosen = {"type": "allowed_tools", "mode": "auto", "tools": [TIME]}
 
     assert seen == (
-        '<tools>{"function": {"name": "get_time"}, "type": "function"}<user>hi<assistant>'
+        '<tools>{"type": "function", "function": {"name": "get_time"}}<user>hi<assistant>'
     )
     assert prompt(server, tools=[WEATHER, TIME], tool_choice=chosen) == seen
     assert prompt(server, tools=[TIME], tool_choice="none") == "<user>hi<assistant>"
