@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from api import thinking_budget
 from api.generate import Prompt
 from api.message_plan import MessagePlan
 from api.sampling import SamplingParams
@@ -106,7 +107,7 @@ class Conversation:
         rendered = self.render(model)
         requests = model.inputs.make_requests(
             rendered.token_ids,
-            self.params,
+            thinking_budget.opened(self.params, rendered.is_thinking),
             request_id=self.answer_id,
             cuts_max_tokens=self.cuts_max_tokens,
             priority=self.priority,

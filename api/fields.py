@@ -31,7 +31,6 @@ _REFUSED_IN_BOTH: dict[str, Refusal] = {
     "response_format": Refusal(_GUIDED.reason, ({"type": "text"},)),
     "routed_experts_prompt_start": Refusal("which experts a token took is not recorded"),
     "structured_outputs": _GUIDED,
-    "thinking_token_budget": Refusal("thoughts are bounded by max_tokens alone", (-1,)),
     "vllm_xargs": Refusal("there are no plugins that could read them"),
     "watermarking": Refusal("answers have no watermark"),
 }

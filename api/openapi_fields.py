@@ -157,6 +157,7 @@ _GENERATION = {
     "best_of": _number(1, MAX_N),
     "length_penalty": _number(-10.0, 10.0),
     "truncate_prompt_tokens": _number(-1, MAX_TOKEN_ID),
+    "thinking_token_budget": _number(-1, MAX_TOKEN_ID),
     "stream_interval": _number(1, MAX_TOKEN_ID),
     "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
     "stop": {"anyOf": [_STOP, _STOPS, _NULL]},

@@ -83,6 +83,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     """Tokens in log probabilities are written `token_id:7`. Default: the server's setting."""
 
+    thinking_token_budget: int | None = None
+    """Tokens that a thought may have: `thinking_budget.make`. -1: as many as it likes."""
+
     # What few requests have: `_check_rare` reads these.
     best_of: int | None = None
     """As many continuations are made of which the `n` likeliest are shown."""
@@ -153,6 +156,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         (temperature, top_p, seed, ...) has no say in it."""
         check_range("n", self.num_choices, 1, MAX_BEAMS)
         check_range("length_penalty", self.length_penalty or 0.0, -10.0, 10.0)
+        if self.thinking_token_budget not in (None, -1):
+            raise InvalidRequestError(
+                "thinking_token_budget has no effect with use_beam_search", "thinking_token_budget"
+            )
         for name, value in zip(_NOT_WITH_BEAMS, _not_with_beams(self), strict=True):
             if value not in _EMPTY and value != _NEUTRAL.get(name):
                 raise InvalidRequestError(f"{name} has no effect with use_beam_search", name)

@@ -41,6 +41,23 @@ class RepetitionDetection(
         check_range(f"{name}.min_count", self.min_count, 2, 1000)
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """End thoughts that grow too long: after `max_tokens` of one, only its end can come."""
+
+    max_tokens: int
+    start_token_ids: tuple[int, ...]
+    """What opens a thought."""
+    end_token_id: int
+    """What ends it."""
+    is_open: bool = False
+    """The output begins inside a thought."""
+
+    def __post_init__(self) -> None:
+        name = "thinking_token_budget"
+        check_range(name, self.max_tokens, 0, MAX_TOKEN_ID)
+        _check_token_ids(name, (*self.start_token_ids, self.end_token_id), MAX_BAD_WORD_TOKENS)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Sampling of one output sequence. Positions are protocol: new fields go last.
 
@@ -96,6 +113,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     logprob_token_ids: tuple[int, ...] = ()
     """If given, `logprobs` tells of these tokens, in this order, instead of the best ones."""
 
+    thinking_budget: ThinkingBudget | None = None
+    """How long thoughts may be, where the model's marks of them are known."""
+
     def __post_init__(self) -> None:
         for value, (name, least, most) in zip(_bounded(self), BOUNDS, strict=True):
             if value is not None and not least <= value <= most:
@@ -141,6 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("logprob_token_ids", self.logprob_token_ids),
+            ("thinking_token_budget", _end_of(self.thinking_budget)),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:
@@ -183,6 +204,10 @@ def _check_bias(bias: dict[int, float]) -> None:
     _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS)
     for value in bias.values():
         check_range("logit_bias", value, -100.0, 100.0)
+
+
+def _end_of(budget: ThinkingBudget | None) -> tuple[int, ...]:
+    return () if budget is None else (budget.end_token_id,)
 
 
 def _check_bad_words(sequences: tuple[tuple[int, ...], ...]) -> None:

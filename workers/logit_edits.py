@@ -5,13 +5,12 @@ Used by `sampler`. Each request that wants a change has one `LogitEdits`, built 
 kept up to date token by token; `apply` edits all rows of a step at once. The order is vLLM's:
 
     allowed_token_ids -> bad words -> min_tokens -> logit_bias
-                      -> repetition -> frequency and presence penalty
+                      -> repetition -> frequency and presence penalty -> end of a long thought
 
 Repetition counts the prompt and the output, as in Keskar et al. 2019, "CTRL", section 4.1; the
 other two count the output only, as in OpenAI's API.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from workers.bad_words import BadWords
+from workers.thought_limit import ThoughtLimit
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -45,6 +46,8 @@ class LogitEdits:
         self.counts = _counts(params, prompt, output)
         bad_words = [ids for ids in params.bad_words_token_ids if ids[-1] < vocab_size]
         self.bad_words = BadWords(bad_words, output, self.allowed) if bad_words else None
+        budget = params.thinking_budget
+        self.thoughts = ThoughtLimit(budget, output.tolist()) if budget is not None else None
 
     @staticmethod
     def wanted_by(params: SamplingParams) -> bool:
@@ -54,6 +57,7 @@ class LogitEdits:
             or params.min_tokens > 0
             or bool(params.logit_bias)
             or bool(params.bad_words_token_ids)
+            or params.thinking_budget is not None
             or _has_penalties(params)
         )
 
@@ -64,46 +68,8 @@ class LogitEdits:
             self.counts.add(token_id)
         if self.bad_words is not None:
             self.bad_words.append(token_id)
-
-
-class BadWords:
-    """Which tokens would complete a sequence that a request must not hold.
-
-    Sequences are kept by what precedes their last token, so a step looks up as many endings of the
-    output as there are lengths, however many words there are.
-
-    Args:
-        sequences: of token ids; none is empty.
-        output: so far.
-        allowed: ids outside of which nothing can be sampled anyway; empty: all can.
-    """
-
-    def __init__(
-        self, sequences: Sequence[tuple[int, ...]], output: Ids, allowed: Ids = _NO_IDS
-    ) -> None:
-        self._last_ids: dict[tuple[int, ...], list[int]] = {}
-        for *beginning, last in sequences:
-            self._last_ids.setdefault(tuple(beginning), []).append(last)
-        self._lengths = sorted({len(beginning) for beginning in self._last_ids})
-        self._allowed = frozenset(allowed.tolist())
-        longest = self._lengths[-1]
-        start = max(0, len(output) - longest)
-        self._ending: deque[int] = deque(output[start:].tolist(), maxlen=longest)
-
-    def append(self, token_id: int) -> None:
-        self._ending.append(token_id)
-
-    def banned(self) -> Ids:
-        """What must not come next."""
-        ending = tuple(self._ending)
-        banned: list[int] = []
-        for length in self._lengths:
-            if length <= len(ending):
-                banned += self._last_ids.get(ending[len(ending) - length :], ())
-        # Where nothing else may come, what is allowed wins.
-        if self._allowed and self._allowed.issubset(banned):
-            return _NO_IDS
-        return np.array(banned, np.int64)
+        if self.thoughts is not None:
+            self.thoughts.append(token_id)
 
 
 class TokenCounts:
@@ -155,6 +121,7 @@ def apply(logits: Tensor, edits: Iterable[tuple[int, LogitEdits]]) -> None:
     _ban(logits, pairs)
     _add_bias(logits, pairs)
     _penalize(logits, [(row, e, e.counts) for row, e in pairs if e.counts is not None])
+    _end_thoughts(logits, [(row, e.thoughts) for row, e in pairs if e.thoughts is not None])
 
 
 def _keep_allowed(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
@@ -205,6 +172,13 @@ def _penalize(logits: Tensor, pairs: list[tuple[int, LogitEdits, TokenCounts]]) 
     seen = flat[places]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     flat[places] = seen - frequency * counts - presence * (counts > 0)
+
+
+def _end_thoughts(logits: Tensor, pairs: list[tuple[int, ThoughtLimit]]) -> None:
+    for row, thoughts in pairs:
+        if (token_id := thoughts.forced) is not None:
+            logits[row].fill_(-torch.inf)
+            logits[row, token_id] = 0.0
 
 
 def _places(logits: Tensor, ids: list[tuple[int, Ids]]) -> Tensor:

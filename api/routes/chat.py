@@ -5,10 +5,21 @@ from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, errors, logprobs, message_plan, openapi_fields, prompts, sse
+from api import (
+    answer,
+    body,
+    errors,
+    logprobs,
+    message_plan,
+    openapi_fields,
+    prompts,
+    sse,
+    thinking_budget,
+)
 from api.choosing import generation_for
 from api.conversation import Conversation
 from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
@@ -27,6 +38,7 @@ from api.protocol import (
 )
 from api.routes.chat_messages import MessageWriter
 from api.routing import Route
+from api.sampling import SamplingParams
 from api.service import Service
 from api.tools import request as tool_request
 from engine.errors import UnsupportedFieldError
@@ -71,7 +83,7 @@ def read_conversation(service: Service, chat: ChatBody) -> Conversation:
     return Conversation(
         read_messages=partial(prompts.read_messages, chat.messages),
         plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
-        params=chat.generation_params(),
+        params=_params(service, chat),
         answer_id=answer_id("chatcmpl-", chat.request_id),
         variables=prompts.template_variables(chat.chat_template_kwargs, chat.reasoning_effort),
         read_documents=partial(prompts.read_documents, chat.documents),
@@ -117,6 +129,13 @@ def _job(
         make_generation=generation_for(chat, conversation.params),
         session=chat.session_id,
     )
+
+
+def _params(service: Service, chat: ChatBody) -> SamplingParams:
+    model = service.model
+    budget = thinking_budget.make(chat.thinking_token_budget, model.markup, model.tokenizer)
+    params = chat.generation_params()
+    return params if budget is None else replace(params, thinking_budget=budget)
 
 
 def _render_s(service: Service, chat: ChatBody) -> float:

@@ -4,10 +4,11 @@ import time
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, errors, ids, openapi_fields, prompts, sse
+from api import answer, body, errors, ids, openapi_fields, prompts, sse, thinking_budget
 from api.choosing import generation_for
 from api.fields import KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
 from api.generate import Batch, Generation, Prompt
@@ -73,7 +74,7 @@ def _job(
     given = prompts.read(completion.prompt, service.model.inputs, may_be_long=is_cut)
     num_sequences = len(given) * completion.num_sequences
     answer.check_size(len(given), completion.num_sequences, service)
-    params = completion.generation_params()
+    params = _params(service, completion)
     answer_id = ids.answer_id("cmpl-", completion.request_id)
 
     def prepare(model: LoadedModel) -> list[Prompt]:
@@ -107,6 +108,13 @@ def _job(
     )
 
 
+def _params(service: Service, completion: CompletionBody) -> SamplingParams:
+    model = service.model
+    budget = thinking_budget.make(completion.thinking_token_budget, model.markup, model.tokenizer)
+    params = completion.generation_params()
+    return params if budget is None else replace(params, thinking_budget=budget)
+
+
 def _prepare(
     model: LoadedModel,
     completion: CompletionBody,
@@ -126,7 +134,7 @@ def _prepare(
         token_ids = model.inputs.truncate(prompt, completion.truncation, completion.max_tokens)
     requests = model.inputs.make_requests(
         token_ids,
-        params,
+        thinking_budget.for_prompt(params, token_ids),
         request_id=answer_id,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         priority=completion.priority or 0,

@@ -75,6 +75,7 @@ PROOFS: dict[str, str] = {
     "stream_interval": "test_request_fields.py::test_stream_comes_in_larger_pieces",
     "stream_options": "test_completions.py::test_usage_chunk_comes_only_when_asked_for",
     "temperature": "test_completions.py::test_parameters_reach_the_engine",
+    "thinking_token_budget": "test_thinking_budget.py::test_budget_travels_as_the_models_marks",
     "tool_choice": "test_chat_tools.py::test_what_looks_like_a_call_is_text_without_tools",
     "tools": "test_chat_tools.py::test_model_sees_the_tools_as_they_came",
     "top_k": "test_completions.py::test_parameters_reach_the_engine",

@@ -8,7 +8,7 @@ import pytest
 from engine import wire
 from engine.codec import Decoder, Encoder, pack_tokens
 from engine.errors import WireError
-from engine.sampling_params import RepetitionDetection, SamplingParams
+from engine.sampling_params import RepetitionDetection, SamplingParams, ThinkingBudget
 from engine.wire import (
     CoordinatorType,
     EngineCoreEvent,
@@ -63,7 +63,7 @@ OUTPUT = EngineCoreOutput(
     ),
 )
 
-EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
+EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBudget, str]] = [
     (
         MultiModalFeature("image", "h", 1, 2, u32(5)),
         "95a5696d616765a168010293a33c75349101c40405000000",
@@ -71,10 +71,11 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
     (LoRARequest("l", 1, "p"), "93a16c01a170"),
     (PoolingParams("embed", 64, False), "93a5656d62656440c2"),
     (RepetitionDetection(8, 2, 3), "93080203"),
+    (ThinkingBudget(3, (5, 6), 7, True), "940392050607c3"),
     (
         SamplingParams(),
-        "dc0015cb3ff0000000000000cb3ff000000000000000cb0000000000000000c0cb3ff00000000000"
-        "00cb0000000000000000cb0000000000000000c0c0009090c2c0c0c0c0c09090",
+        "dc0016cb3ff0000000000000cb3ff000000000000000cb0000000000000000c0cb3ff00000000000"
+        "00cb0000000000000000cb0000000000000000c0c0009090c2c0c0c0c0c09090c0",
     ),
     (
         SamplingParams(
@@ -98,16 +99,17 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
             allowed_token_ids=(1, 2),
             bad_words_token_ids=((5, 6), (7,)),
             logprob_token_ids=(9,),
+            thinking_budget=ThinkingBudget(3, (5, 6), 7, True),
         ),
-        "dc0015cb3fe0000000000000cb3fe800000000000005cb3fc000000000000006cb3ff80000000000"
+        "dc0016cb3fe0000000000000cb3fe800000000000005cb3fc000000000000006cb3ff80000000000"
         "00cb3fe0000000000000cbbfe00000000000008103cb3ff0000000000000070191049102c3010093"
-        "080203920102c09292050691079109",
+        "080203920102c09292050691079109940392050607c3",
     ),
     (
         EngineCoreRequest("r", u32(1, 2), None, SamplingParams(), None, 1.5, None, None, None),
-        "9fa17293a33c75349102c4080100000002000000c0dc0015cb3ff0000000000000cb3ff000000000"
+        "9fa17293a33c75349102c4080100000002000000c0dc0016cb3ff0000000000000cb3ff000000000"
         "000000cb0000000000000000c0cb3ff0000000000000cb0000000000000000cb0000000000000000"
-        "c0c0009090c2c0c0c0c0c09090c0cb3ff8000000000000c0c0c0c0000000c0c0",
+        "c0c0009090c2c0c0c0c0c09090c0c0cb3ff8000000000000c0c0c0c0000000c0c0",
     ),
     (
         EngineCoreRequest(
@@ -127,9 +129,9 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection, str]] = [
             {"traceparent": "t"},
             u32(8),
         ),
-        "9fa17293a33c75349102c40801000000020000009195a5696d616765a1680102c0dc0015cb3ff000"
+        "9fa17293a33c75349102c40801000000020000009195a5696d616765a1680102c0dc0016cb3ff000"
         "0000000000cb3ff000000000000000cb0000000000000000c0cb3ff0000000000000cb0000000000"
-        "000000cb0000000000000000c0c0009090c2c0c0c0c0c0909093a5656d626564c0c3cb3ff8000000000000"
+        "000000cb0000000000000000c0c0009090c2c0c0c0c0c09090c093a5656d626564c0c3cb3ff8000000000000"
         "93a16c01a170a473616c740393a33c6632920102c404003c003c0405fa81ab747261636570617265"
         "6e74a17493a33c75349101c40408000000",
     ),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine.sampling_params import SamplingParams
 from tests.helpers import plain_sampling
 from workers import logit_edits
-from workers.logit_edits import BadWords, LogitEdits, TokenCounts
+from workers.bad_words import BadWords
+from workers.logit_edits import LogitEdits, TokenCounts
 
 VOCAB = 50
 
