@@ -26,6 +26,7 @@ from api.routes import (
     completions,
     docs,
     health,
+    invocations,
     messages,
     metrics,
     models,
@@ -63,6 +64,7 @@ def all_routes(service: Service) -> list[Route]:
         metrics,
     )
     table = [route for part in parts for route in part.routes(service)]
+    table += invocations.routes(service, table)
     if service.config.has_docs:
         table += docs.routes(service, table)
     return table

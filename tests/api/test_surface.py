@@ -156,6 +156,22 @@ def test_ping_is_health(server: HttpServer) -> None:
     assert server.http.post("/ping").status_code == 200
 
 
+def test_invocations_are_answered_by_what_they_hold(server: HttpServer) -> None:
+    """Chats and completions, whole and streamed; errors are those of the route that answers."""
+    messages = [{"role": "user", "content": "abc"}]
+    for fields, kind in (({"messages": messages}, "chat.completion"), ({"prompt": "abc"}, None)):
+        whole = server.http.post("/invocations", json=fields).json()
+        assert whole["object"] == (kind or "text_completion")
+        streamed = server.http.post("/invocations", json={**fields, "stream": True})
+        assert len(events(streamed)) > 1
+        wrong = server.http.post("/invocations", json={**fields, "top_p": 2})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "top_p")
+    for body in (b"", b"[]", b"{", b"{}", b"[" * 10_000, b'{"input": "x"}'):
+        wrong = server.http.post("/invocations", content=body)
+        assert wrong.status_code == 400, body[:10]
+    assert wrong.json()["error"]["param"] == "messages"
+
+
 def test_pages_need_nothing_from_elsewhere(server: HttpServer) -> None:
     """A cluster may reach nothing outside: all addresses are of this server, below any prefix."""
     for path in ("/docs", "/redoc", "/llm/docs"):
