@@ -21,10 +21,10 @@ import msgspec
 import tokenizers
 
 from api import typed_tokens
-from api.token_bytes import PieceRule, piece_rule
 from api.typed_tokens import TypedTokens
 from engine import leash
 from engine.errors import ConfigError, InvalidRequestError
+from engine.token_bytes import PieceRule, piece_rule
 
 _SPECIAL_TOKENS = (
     "bos_token",

@@ -3,9 +3,10 @@
 For byte-level BPE and SentencePiece-like vocabularies (nearly every causal language model) a text
 is the bytes of its tokens one after the other, whatever stands around them, but for the very start
 of the text. `piece_rule` recognises such vocabularies by the `decoder` of tokenizer.json. Used by
-`tokenizer` and `detokenizer`, which need nothing else to turn tokens into text piece by piece,
-exactly and in linear time. Where tokens depend on their neighbours (WordPiece, CTC, word suffixes)
-there is no rule, and the `tokenizers` library decodes.
+`api.tokenizer` and `api.detokenizer`, which need nothing else to turn tokens into text piece by
+piece, exactly and in linear time, and by `engine.grammar`, which must know what a token would add.
+Where tokens depend on their neighbours (WordPiece, CTC, word suffixes) there is no rule: the
+`tokenizers` library decodes, and there is no structured output.
 """
 
 import re
