@@ -6,7 +6,14 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 
 
 class Executor(Protocol):
@@ -25,7 +32,11 @@ class Executor(Protocol):
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run one step. Several may be under way, the core's limit is one for each pipeline stage,
-        or two where steps are planned ahead; replies come in order."""
+        or two where steps are planned ahead; replies come in order. One that awaits masks has its
+        reply once it has got them."""
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Give masks to the last step that was executed, which awaits them."""
 
     def statistics(self) -> Sequence[WorkerStats]: ...
 

@@ -21,6 +21,11 @@ A request may share a block that another one fills in this very step: in each la
 values of all scheduled tokens are written before any of them attends. Each rank runs the plans in
 the order they were made, so a block that was taken from a request may be given to another while
 steps are under way.
+
+A plan that `awaits_masks` is not sampled at once: the workers run the forward pass and keep the
+logits until `TokenMasks` of that step come, with what requests with a structured output may sample.
+The engine core makes them meanwhile, and sends them before the next plan. The reply is the same, to
+the plan.
 """
 
 import numpy as np
@@ -69,6 +74,19 @@ class SchedulerOutput(Message, frozen=True):
     new_requests: list[NewRequest] = []
     continued: ContinuedRequests = ContinuedRequests()
     dropped_request_ids: list[str] = []
+    awaits_masks: bool = False
+    """`TokenMasks` of this step will follow."""
+
+
+class TokenMasks(Message, frozen=True):
+    """Which tokens some requests of a step may sample: `sample_tokens`' argument. Those that are
+    not named may sample any."""
+
+    step: int
+    request_ids: list[str] = []
+    bits: np.ndarray = np.zeros((0, 0), "<u4")
+    """`[len(request_ids), ceil(vocab_size / 32)]` u32: token i is allowed if bit i % 32 of word
+    i // 32 is set."""
 
 
 class ModelRunnerOutput(Message, frozen=True):

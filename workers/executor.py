@@ -32,7 +32,14 @@ from engine.codec import Encoder
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ExecutorError, WireError
 from engine.sockets import make_ipc_directory
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 from workers import first_cause, process, rpc, shared_memory
 from workers.pending_calls import PendingCall, PendingCalls
 from workers.ring import MAX_READERS, Ring, RingWriter
@@ -97,6 +104,8 @@ class MultiprocExecutor:
         self._pending = PendingCalls()
         self._encoder = Encoder()
         self._decoder = rpc.reply_decoder()
+        self._unsampled: int | None = None
+        """Number of the call whose step awaits its masks."""
         self._warned_s = -math.inf
         self._replied_s = -math.inf
         self._failure: Exception | None = None
@@ -122,8 +131,18 @@ class MultiprocExecutor:
         self._call(rpc.initialize_kv_cache(spec), self._start_patience_s())
 
     def execute(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+        assert self._unsampled is None, "a step still awaits its masks"
+        if plan.awaits_masks:
+            self._unsampled = self._calls.num_written
         call = rpc.execute_model(plan, self._config.parallel.output_rank)
         return self._send(call, self._config.executor.execute_timeout_s)
+
+    def sample(self, masks: TokenMasks) -> None:
+        assert self._unsampled is not None, "no step awaits masks"
+        call = rpc.sample_tokens(masks, self._unsampled, self._config.parallel.output_rank)
+        self._unsampled = None
+        # Its reply is the step's: whatever goes wrong here is that future's exception.
+        self._write(call, self._config.executor.execute_timeout_s)
 
     def statistics(self) -> Sequence[WorkerStats]:
         stats: list[WorkerStats] = self._call(
@@ -235,17 +254,19 @@ class MultiprocExecutor:
         """Make a call and return its future. Whatever goes wrong is the future's exception."""
         ranks = range(len(self._workers)) if call.output_rank is None else [call.output_rank]
         pending = self._pending.add(call, self._calls.num_written, ranks, timeout_s)
-        if pending.future.done():
-            return pending.future
+        if not pending.future.done():
+            self._write(call, timeout_s)
+            pending.sent_s = time.monotonic()
+        return pending.future
+
+    def _write(self, call: rpc.Call, timeout_s: float) -> None:
         try:
             frames = self._encoder.encode(call)
-            self._calls.write(frames, pending.label, timeout_s=timeout_s)
+            self._calls.write(frames, rpc.label(call), timeout_s=timeout_s)
         except BrokenPipeError:
             pass  # a worker has ended: the other thread knows, and is about to say why
         except (TimeoutError, WireError) as error:
             self._fail(ExecutorError(str(error)))
-        pending.sent_s = time.monotonic()
-        return pending.future
 
     # ------------------------------------------------------------------ the follow thread
 

@@ -7,11 +7,14 @@ kept up to date token by token; `apply` edits all rows of a step at once. The or
     allowed_token_ids -> bad words -> min_tokens -> logit_bias
                       -> repetition -> frequency and presence penalty -> end of a long thought
 
+The mask of a structured output was there before, and wins: where the first three would leave
+nothing of what it allows, they are left out of that step, and a thought ends where it lets it.
+
 Repetition counts the prompt and the output, as in Keskar et al. 2019, "CTRL", section 4.1; the
 other two count the output only, as in OpenAI's API.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,8 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from workers import token_masks
 from workers.bad_words import BadWords
 from workers.thought_limit import ThoughtLimit
+from workers.token_masks import Bits
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -60,6 +65,22 @@ class LogitEdits:
             or params.thinking_budget is not None
             or _has_penalties(params)
         )
+
+    def limits(self, mask: Bits | None) -> tuple[Ids, Ids]:
+        """Return, for the step to come, the ids that are allowed, none for no such limit, and those
+        that are banned."""
+        allowed = self.allowed
+        banned = self.banned if self.num_output < self.min_tokens else _NO_IDS
+        if self.bad_words is not None:
+            banned = np.concatenate([self.bad_words.banned(), banned])
+        if mask is None:
+            return allowed, banned
+        allowed = allowed[token_masks.are_allowed(mask, allowed)]
+        num_left = len(allowed) or token_masks.num_allowed(mask)
+        hit = np.unique(banned[token_masks.are_allowed(mask, banned)])
+        if len(allowed):
+            hit = np.intersect1d(hit, allowed)
+        return allowed, (banned if len(hit) < num_left else _NO_IDS)
 
     def append(self, token_id: int) -> None:
         """Take note of a new output token."""
@@ -113,37 +134,33 @@ class TokenCounts:
             self._counts = np.concatenate([self._counts, np.empty(room, np.float32)])
 
 
-def apply(logits: Tensor, edits: Iterable[tuple[int, LogitEdits]]) -> None:
-    """Edit rows of `[n, vocab]` logits in place, given as pairs of row and edits."""
+def apply(
+    logits: Tensor, edits: Iterable[tuple[int, LogitEdits]], masks: Mapping[int, Bits] | None = None
+) -> None:
+    """Edit rows of `[n, vocab]` logits in place, given as pairs of row and edits. `masks`, by row,
+    have been laid over them."""
     pairs = list(edits)
-    _keep_allowed(logits, pairs)
-    _ban_words(logits, [(row, e.bad_words) for row, e in pairs if e.bad_words is not None])
-    _ban(logits, pairs)
+    limits = [(row, *e.limits((masks or {}).get(row))) for row, e in pairs]
+    _keep_allowed(logits, [(row, allowed) for row, allowed, _ in limits if len(allowed)])
+    _ban(logits, [(row, banned) for row, _, banned in limits if len(banned)])
     _add_bias(logits, pairs)
     _penalize(logits, [(row, e, e.counts) for row, e in pairs if e.counts is not None])
-    _end_thoughts(logits, [(row, e.thoughts) for row, e in pairs if e.thoughts is not None])
+    _end_thoughts(
+        logits, [(row, e.thoughts) for row, e in pairs if e.thoughts is not None], masks or {}
+    )
 
 
-def _keep_allowed(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
-    for row, edits in pairs:
-        if len(edits.allowed):
-            allowed = torch.from_numpy(edits.allowed).to(logits.device)
-            kept = logits[row, allowed]
-            logits[row].fill_(-torch.inf)
-            logits[row, allowed] = kept
+def _keep_allowed(logits: Tensor, ids: list[tuple[int, Ids]]) -> None:
+    for row, row_ids in ids:
+        allowed = torch.from_numpy(row_ids).to(logits.device)
+        kept = logits[row, allowed]
+        logits[row].fill_(-torch.inf)
+        logits[row, allowed] = kept
 
 
-def _ban_words(logits: Tensor, pairs: list[tuple[int, BadWords]]) -> None:
-    banned = [(row, ids) for row, words in pairs if len(ids := words.banned())]
-    if banned:
-        logits.view(-1).index_fill_(0, _places(logits, banned), -torch.inf)
-
-
-def _ban(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
-    active = [(row, e) for row, e in pairs if len(e.banned) and e.num_output < e.min_tokens]
-    if active:
-        places = _places(logits, [(row, e.banned) for row, e in active])
-        logits.view(-1).index_fill_(0, places, -torch.inf)
+def _ban(logits: Tensor, ids: list[tuple[int, Ids]]) -> None:
+    if ids:
+        logits.view(-1).index_fill_(0, _places(logits, ids), -torch.inf)
 
 
 def _add_bias(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
@@ -174,9 +191,14 @@ def _penalize(logits: Tensor, pairs: list[tuple[int, LogitEdits, TokenCounts]]) 
     flat[places] = seen - frequency * counts - presence * (counts > 0)
 
 
-def _end_thoughts(logits: Tensor, pairs: list[tuple[int, ThoughtLimit]]) -> None:
+def _end_thoughts(
+    logits: Tensor, pairs: list[tuple[int, ThoughtLimit]], masks: Mapping[int, Bits]
+) -> None:
     for row, thoughts in pairs:
         if (token_id := thoughts.forced) is not None:
+            mask = masks.get(row)
+            if mask is not None and not token_masks.are_allowed(mask, np.array([token_id]))[0]:
+                continue  # in the middle of a character, say: it will be, soon
             logits[row].fill_(-torch.inf)
             logits[row, token_id] = 0.0
 

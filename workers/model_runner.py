@@ -4,9 +4,13 @@ Every rank of an engine gets the same plans and keeps the same rows, so no rank 
 tokens came out: the engine core sends what it accepted with the next plan. Only the rank that
 replies has a sampler. Where one rank does all, the next plan may already be there when a step ends,
 and the rank goes on with the tokens that it has sampled.
+
+A step that awaits masks is run in two calls: `execute` keeps its logits, `sample` makes tokens of
+them. In between comes no other step.
 """
 
 import itertools
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +26,7 @@ from engine.step import (
     ModelRunnerOutput,
     NewRequest,
     SchedulerOutput,
+    TokenMasks,
 )
 from engine.wire import Logprobs, join_logprobs
 from workers.input_batch import InputBatch, NewTokens, PromptRows, Step
@@ -59,6 +64,7 @@ class ModelRunner:
         self._model = model
         self._batch = batch
         self._sampler = sampler
+        self._unsampled: _Unsampled | None = None
 
     @property
     def num_requests(self) -> int:
@@ -66,18 +72,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step. Returns the reply, on the rank that replies."""
+        """Run one step. Returns the reply, on the rank that replies, unless it awaits masks."""
+        assert self._unsampled is None, "the last step still awaits its masks"
         self._update_sampler(plan, self._batch.update(plan))
-        if self._batch.has_only_ended(plan):
-            return self._leave_out(plan)
-
-        step = self._batch.prepare(plan)
-        states = self._model.forward(step, self._batch)
-        if states is None:
+        unsampled = self._run(plan)
+        if plan.awaits_masks:
+            self._unsampled = unsampled
             return None
-        of_prompts = self._prompt_logprobs(step, states)
-        sampled = self._sample(step, states)
-        return self._reply(plan.step, step.sampling_ids, sampled, of_prompts)
+        return self._complete(unsampled)
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks) -> ModelRunnerOutput | None:
+        """Complete the step that awaits `masks`. Returns the reply, on the rank that replies."""
+        unsampled, self._unsampled = self._unsampled, None
+        if unsampled is None or unsampled.number != masks.step:
+            raise RuntimeError(f"masks of step {masks.step} came, which nobody awaits")
+        return self._complete(unsampled, masks)
 
     def warm_up(self, lengths: list[int], block_size: int) -> None:
         """Run prompts of these lengths in one step and a decode after it, so that the first request
@@ -102,11 +112,32 @@ class ModelRunner:
         self.execute(SchedulerOutput(0, dict.fromkeys(names, 1), continued=grown))
         self.execute(SchedulerOutput(0, {}, dropped_request_ids=names))
 
-    def _leave_out(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Answer a plan that has nothing to compute: no requests, or none that goes on."""
-        request_ids = list(plan.num_scheduled_tokens)
-        nothing = SampledTokens(np.full(len(request_ids), NO_TOKEN, np.uint32))
-        return self._reply(plan.step, request_ids, nothing, {})
+    def _run(self, plan: SchedulerOutput) -> "_Unsampled":
+        """Run a step as far as its logits."""
+        if self._batch.has_only_ended(plan):  # or there is nothing in it at all
+            return _Unsampled(plan.step, list(plan.num_scheduled_tokens))
+        step = self._batch.prepare(plan)
+        states = self._model.forward(step, self._batch)
+        unsampled = _Unsampled(plan.step, step.sampling_ids, step)
+        if states is not None:
+            unsampled.of_prompts = self._prompt_logprobs(step, states)
+            unsampled.logits = self._logits(step, states)
+        return unsampled
+
+    def _complete(
+        self, unsampled: "_Unsampled", masks: TokenMasks | None = None
+    ) -> ModelRunnerOutput | None:
+        """Sample, and return the reply."""
+        if self._sampler is None:
+            return None
+        sampled = self._sample(self._sampler, unsampled, masks)
+        return ModelRunnerOutput(
+            step=unsampled.number,
+            request_ids=unsampled.request_ids,
+            sampled_token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=unsampled.of_prompts,
+        )
 
     def _update_sampler(self, plan: SchedulerOutput, new_tokens: NewTokens) -> None:
         """Tell the sampler who leaves, joins and grows."""
@@ -124,17 +155,24 @@ class ModelRunner:
             )
         self._sampler.append(*new_tokens)
 
-    def _sample(self, step: Step, states: Tensor) -> SampledTokens:
-        """Return the next token of each request whose known tokens end in this step."""
+    def _logits(self, step: Step, states: Tensor) -> Tensor | None:
+        """Return the logits of the requests whose known tokens end in this step."""
         if not step.sampling_ids:
-            return _NOTHING_SAMPLED
+            return None
         if len(step.sampling_ids) < step.num_tokens:  # else a decode: all of them, in order
             states = states[step.sampling_rows]
-        logits = self._model.logits(states)
-        if logits is None or self._sampler is None:
-            return _NOTHING_SAMPLED
-        sampled = self._sampler.sample(logits, step.sampling_ids)
-        self._batch.keep_sampled(step, sampled.token_ids)
+        return self._model.logits(states)
+
+    def _sample(
+        self, sampler: Sampler, unsampled: "_Unsampled", masks: TokenMasks | None
+    ) -> SampledTokens:
+        """Return the next token of each request that samples one in this step."""
+        if unsampled.step is None:
+            return SampledTokens(np.full(len(unsampled.request_ids), NO_TOKEN, np.uint32))
+        if unsampled.logits is None:
+            return SampledTokens(np.zeros(0, np.uint32))
+        sampled = sampler.sample(unsampled.logits, unsampled.request_ids, masks)
+        self._batch.keep_sampled(unsampled.step, sampled.token_ids)
         return sampled
 
     def _prompt_logprobs(self, step: Step, states: Tensor) -> dict[str, Logprobs]:
@@ -156,22 +194,16 @@ class ModelRunner:
                 parts.append(prompt_logprobs(logits, token_ids[rows], asked.num_logprobs))
         return join_logprobs(parts) if parts else None
 
-    def _reply(
-        self,
-        step: int,
-        request_ids: list[str],
-        sampled: SampledTokens,
-        of_prompts: dict[str, Logprobs],
-    ) -> ModelRunnerOutput | None:
-        if self._sampler is None:
-            return None
-        return ModelRunnerOutput(
-            step=step,
-            request_ids=request_ids,
-            sampled_token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            prompt_logprobs=of_prompts,
-        )
 
+@dataclass(slots=True)
+class _Unsampled:
+    """A step on its way from `execute` to its reply."""
 
-_NOTHING_SAMPLED = SampledTokens(np.zeros(0, np.uint32))
+    number: int
+    request_ids: list[str]
+    """That sample a token; in a step that was left out, all that it had."""
+    step: Step | None = None
+    """None: it has nothing to compute, no requests or none that goes on, and was left out."""
+    logits: Tensor | None = None
+    """`[len(request_ids), vocab_size]`; None where another rank has them, or nobody samples."""
+    of_prompts: dict[str, Logprobs] = field(default_factory=dict)

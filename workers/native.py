@@ -59,6 +59,7 @@ _SIGNATURES = {
     "raywire_group_weights": (*[c_void_p] * 5, c_int64, c_int64, c_int),
     "raywire_find_cuts": (*[c_void_p] * 10, c_int64, c_int64, c_int),
     "raywire_tokens_above": (*[c_void_p] * 9, c_int64, c_int64, c_int),
+    "raywire_mask_logits": (*[c_void_p] * 3, c_int64, c_int64, c_int),
     "raywire_layers_memory": (c_void_p,),
     "raywire_layers": (*[c_void_p] * 4, c_int, c_int),
 }
@@ -91,6 +92,7 @@ class Kernels:
         self._group_weights = library.raywire_group_weights
         self._find_cuts = library.raywire_find_cuts
         self._tokens_above = library.raywire_tokens_above
+        self._mask_logits = library.raywire_mask_logits
         self._layers = library.raywire_layers
         self._layers_memory = library.raywire_layers_memory
         self._layers_memory.restype = c_int64
@@ -323,6 +325,15 @@ class Kernels:
             (values[begin:end], token_ids[begin:end]) if begin < end else None
             for begin, end in zip(begins, ends, strict=True)
         ]
+
+    def mask_logits(
+        self, logits: Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]
+    ) -> None:
+        """Do what `token_masks.apply` does to logits, `[rows, vocab]` float32."""
+        self._mask_logits(
+            *(logits.data_ptr(), rows.ctypes.data, masks.ctypes.data),
+            *(len(rows), logits.shape[1], self._num_threads),
+        )
 
     def layers_memory(self, stack: ctypes.Structure) -> int:
         """Return how many elements of memory `layers` wants for each token."""

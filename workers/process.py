@@ -90,7 +90,7 @@ def run(start: WorkerStart, wires: "Wires") -> None:
     worker = start.make_worker(start.config, start.rank, start.rendezvous.path)
     for number, call in wires.calls():
         reply = rpc.perform(worker, call, number)
-        if call.output_rank in (None, start.rank):
+        if call.output_rank in (None, start.rank) and rpc.is_answered(call):
             wires.reply(reply)
         if isinstance(call, rpc.Load | rpc.InitializeKVCache):
             lifecycle.freeze_heap()

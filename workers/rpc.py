@@ -5,6 +5,11 @@
     response ring  <--[method, call, result]--------------      the output rank, or all if it is nil
     response ring  <--["failed", call, …]-----------------      any rank, also out of turn
 
+A step whose plan says that masks will follow takes two calls, and has one reply, to the first:
+
+    broadcast ring --["execute_model", [plan], …]----------     forward pass; no reply yet
+    broadcast ring --["sample_tokens", [masks, call], …]---     sample; reply to that `call`
+
 The methods are the structs below and no others: the first element of a call selects one, its
 arguments are decoded as that method's own types, and anything else is a WireError before any code
 of ours is looked up. All is msgpack through `engine.codec`, large arrays out of band. Nothing is
@@ -22,7 +27,14 @@ import msgspec
 
 from engine.codec import Decoder
 from engine.errors import ConfigError, RaywireError
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 from engine.wire import Message, sendable
 
 Args = TypeVar("Args")
@@ -39,6 +51,7 @@ class Worker(Protocol):
     def load(self) -> WorkerReport: ...
     def initialize_kv_cache(self, spec: KVCacheSpec) -> None: ...
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None: ...
+    def sample_tokens(self, masks: TokenMasks) -> ModelRunnerOutput | None: ...
     def statistics(self) -> WorkerStats: ...
     def profile(self, is_start: bool, directory: str) -> None: ...
     def close(self) -> None: ...
@@ -74,13 +87,17 @@ class InitializeKVCache(
 class ExecuteModel(_Call[tuple[SchedulerOutput], NoKwargs], frozen=True, tag="execute_model"): ...
 
 
+class SampleTokens(_Call[tuple[TokenMasks, int], NoKwargs], frozen=True, tag="sample_tokens"):
+    """With the number of the `execute_model` call that it completes."""
+
+
 class Statistics(_Call[tuple[()], NoKwargs], frozen=True, tag="statistics"): ...
 
 
 class Profile(_Call[tuple[()], ProfileKwargs], frozen=True, tag="profile"): ...
 
 
-Call = Load | InitializeKVCache | ExecuteModel | Statistics | Profile
+Call = Load | InitializeKVCache | ExecuteModel | SampleTokens | Statistics | Profile
 
 load = Load((), NoKwargs())
 statistics = Statistics((), NoKwargs())
@@ -98,6 +115,15 @@ def execute_model(plan: SchedulerOutput, output_rank: int) -> ExecuteModel:
     return ExecuteModel((plan,), NoKwargs(), output_rank)
 
 
+def sample_tokens(masks: TokenMasks, number: int, output_rank: int) -> SampleTokens:
+    return SampleTokens((masks, number), NoKwargs(), output_rank)
+
+
+def is_answered(call: Call) -> bool:
+    """Whether the rank that replies does so as soon as it has executed `call`."""
+    return not (isinstance(call, ExecuteModel) and call.args[0].awaits_masks)
+
+
 def method(call: "Call | Reply") -> str:
     return str(call.__struct_config__.tag)
 
@@ -106,6 +132,8 @@ def label(call: Call) -> str:
     """A call as an operator knows it: `execute_model step 17`."""
     if isinstance(call, ExecuteModel):
         return f"execute_model step {call.args[0].step}"
+    if isinstance(call, SampleTokens):
+        return f"sample_tokens step {call.args[0].step}"
     return method(call)
 
 
@@ -124,6 +152,9 @@ def perform(worker: Worker, call: Call, number: int) -> "Reply | None":
         case ExecuteModel(args=(plan,)):
             output = worker.execute_model(plan)
             return None if output is None else Executed(number, output)
+        case SampleTokens(args=(masks, executed)):
+            output = worker.sample_tokens(masks)
+            return None if output is None else Executed(executed, output)
         case Statistics():
             return Counted(number, worker.statistics())
         case Profile(kwargs=kwargs):

@@ -1,11 +1,11 @@
 """Logits to token ids, with what each request wants of them.
 
 Used by `model_runner` on the rank that replies. Holds per request what must outlive a step; what
-rows are made of is elsewhere: `logit_edits` (bias, penalties, masks), `token_choice` (best tokens,
-cuts, draws), `noise` (the uniform of a row) and `logprobs`.
+rows are made of is elsewhere: `token_masks` (of structured output), `logit_edits` (bias, penalties,
+bans), `token_choice` (best tokens, cuts, draws), `noise` (the uniform of a row) and `logprobs`.
 
-    logits -> edits -> best token ------------------------------------> greedy rows
-                   \\-> temperature -> min-p -> top-k -> top-p -> draw -> random rows
+    logits -> masks -> edits -> best token ------------------------------------> greedy rows
+                            \\-> temperature -> min-p -> top-k -> top-p -> draw -> random rows
 
 A row's token depends on its logits and its request alone, not on what else is in the batch.
 """
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from engine.step import TokenMasks
 from engine.wire import Logprobs
-from workers import logit_edits, noise, token_choice
+from workers import logit_edits, noise, token_choice, token_masks
 from workers.logit_edits import LogitEdits
 from workers.logprobs import prompt_logprobs, row_logprobs
 from workers.native import Kernels
@@ -113,23 +114,31 @@ class Sampler:
         self._num_logprobs.pop(request_id, None)
         self._listed.pop(request_id, None)
 
-    def sample(self, logits: Tensor, request_ids: Sequence[str]) -> SampledTokens:
+    def sample(
+        self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None
+    ) -> SampledTokens:
         """Return one token per row.
 
         Args:
             logits: `[len(request_ids), vocab_size]` float32, contiguous. Overwritten.
             request_ids: whose rows they are.
+            masks: what some of them may sample, no matter what else they want.
         """
+        masked = {} if masks is None else self._masked(request_ids, masks)
         edited = _rows_in(self._edits, request_ids)
         random = _rows_in(self._random, request_ids)
         reported = _rows_in(self._num_logprobs, request_ids)
         # Log probabilities are the model's own: rows that are about to change are kept for them.
-        changing = set(edited)
+        changing = {*edited, *masked}
         kept = [row for row in reported if row in changing]
         raw = logits[kept] if kept else None
 
+        if masked:
+            bits = np.stack(list(masked.values()))
+            token_masks.apply(logits, list(masked), bits, self._kernels)
         if edited:
-            logit_edits.apply(logits, [(row, self._edits[request_ids[row]]) for row in edited])
+            pairs = [(row, self._edits[request_ids[row]]) for row in edited]
+            logit_edits.apply(logits, pairs, masked)
         maxima, best = self._best_tokens(logits)
         tokens = best.cpu().numpy()
         if random:
@@ -141,6 +150,11 @@ class Sampler:
         if raw is not None:
             logprobs |= self._report(raw, list(range(len(kept))), kept, tokens, request_ids)
         return SampledTokens(tokens.astype(np.uint32), logprobs)
+
+    def _masked(self, request_ids: Sequence[str], masks: TokenMasks) -> dict[int, token_masks.Bits]:
+        """Return the mask of each row that has one."""
+        row_of = {request_id: row for row, request_id in enumerate(request_ids)}
+        return dict(zip(map(row_of.__getitem__, masks.request_ids), masks.bits, strict=True))
 
     def _best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the maximum of each group of tokens, and the best token of each row."""

@@ -14,7 +14,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 from workers import resources, script, scripted
 from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
@@ -104,10 +111,17 @@ class Worker:
                 self._runner.warm_up([tokens], spec.block_size)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step. Returns None except on `ParallelConfig.output_rank`."""
+        """Run one step. Returns None except on `ParallelConfig.output_rank`; also there where the
+        step awaits masks."""
         assert self._runner is not None, "execute_model comes after initialize_kv_cache"
         self._num_steps += 1
         return self._runner.execute(plan)
+
+    def sample_tokens(self, masks: TokenMasks) -> ModelRunnerOutput | None:
+        """Complete the step that awaits `masks`. Returns None except on
+        `ParallelConfig.output_rank`."""
+        assert self._runner is not None, "sample_tokens comes after execute_model"
+        return self._runner.sample(masks)
 
     def statistics(self) -> WorkerStats:
         return WorkerStats(

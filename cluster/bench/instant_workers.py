@@ -22,6 +22,7 @@ from engine.step import (
     KVCacheSpec,
     ModelRunnerOutput,
     SchedulerOutput,
+    TokenMasks,
     WorkerReport,
     WorkerStats,
 )
@@ -63,6 +64,9 @@ class InstantWorkers:
         tokens = np.full(len(sampling), _TOKEN, dtype="<u4")
         future.set_result(ModelRunnerOutput(plan.step, sampling, tokens))
         return future
+
+    def sample(self, masks: TokenMasks) -> None:
+        raise NotImplementedError("nobody asks for structured output here")
 
     def statistics(self) -> Sequence[WorkerStats]:
         return []

@@ -20,7 +20,14 @@ from cluster.bench import machine
 from cluster.bench.busy import busy_threads
 from cluster.bench.results import Measured, Results
 from engine.config import EngineConfig, ModelConfig, ParallelConfig, WireConfig
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 from workers.executor import MultiprocExecutor
 from workers.ring import Peer, Ring, RingReader, RingWriter
 
@@ -180,6 +187,9 @@ class _IdleWorker:
         request_ids = list(plan.num_scheduled_tokens)
         tokens = np.zeros(len(request_ids), dtype="<u4")
         return ModelRunnerOutput(plan.step, request_ids, tokens)
+
+    def sample_tokens(self, masks: TokenMasks) -> ModelRunnerOutput | None:
+        raise NotImplementedError("nobody asks for structured output here")
 
     def statistics(self) -> WorkerStats:
         return WorkerStats(self._rank, os.getpid(), num_steps=0, rss_bytes=0, num_requests=0)

@@ -25,6 +25,7 @@ from engine.step import (
     ModelRunnerOutput,
     NewRequest,
     SchedulerOutput,
+    TokenMasks,
     WorkerReport,
     WorkerStats,
 )
@@ -138,6 +139,9 @@ class FakeExecutor:
         elif number != self.hang_at_step:
             self._answer(future, output)
         return future
+
+    def sample(self, masks: TokenMasks) -> None:
+        raise NotImplementedError("scripted tokens heed no masks")
 
     def statistics(self) -> Sequence[WorkerStats]:
         return [

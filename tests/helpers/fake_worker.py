@@ -15,7 +15,14 @@ import numpy as np
 
 from engine.config import EngineConfig, ExecutorConfig, ModelConfig, ParallelConfig, WireConfig
 from engine.errors import ConfigError
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 
 DAWDLE_S = 1.0
 
@@ -52,6 +59,7 @@ class FakeWorker:
     script: FakeWorkers
     num_steps: int = 0
     profiles: list[str] = field(default_factory=list)
+    unsampled: SchedulerOutput | None = None
 
     def load(self) -> WorkerReport:
         self.suffer("load")
@@ -73,6 +81,20 @@ class FakeWorker:
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         self.suffer("execute_model", plan.step)
         self.num_steps += 1
+        assert self.unsampled is None
+        if plan.awaits_masks:
+            self.unsampled = plan
+            return None
+        return self._output(plan)
+
+    def sample_tokens(self, masks: TokenMasks) -> ModelRunnerOutput | None:
+        self.suffer("sample_tokens", masks.step)
+        plan, self.unsampled = self.unsampled, None
+        assert plan is not None
+        assert plan.step == masks.step
+        return self._output(plan)
+
+    def _output(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         if self.rank != self.config.parallel.output_rank:
             return None
         request_ids = list(plan.num_scheduled_tokens)

@@ -7,7 +7,14 @@ from concurrent.futures import Future
 
 from engine.codec import Encoder
 from engine.config import EngineConfig
-from engine.step import KVCacheSpec, ModelRunnerOutput, SchedulerOutput, WorkerReport, WorkerStats
+from engine.step import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+    WorkerReport,
+    WorkerStats,
+)
 from workers import rpc
 from workers.worker import Worker
 
@@ -20,6 +27,8 @@ class InProcessWorker:
         self.worker = Worker(config, rank=0, rendezvous="")
         self.plans: list[SchedulerOutput] = []
         self.replies: list[ModelRunnerOutput] = []
+        self.masks: dict[int, TokenMasks] = {}
+        """By step."""
         self._waiting: deque[tuple[_Step, SchedulerOutput]] = deque()
         self._encoder = Encoder()
         self._decoder = rpc.call_decoder()
@@ -31,18 +40,33 @@ class InProcessWorker:
         self.worker.initialize_kv_cache(spec)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        frames = [bytes(frame) for frame in self._encoder.encode(rpc.execute_model(plan, 0))]
-        call = self._decoder.decode(frames)
+        call = self._send(rpc.execute_model(plan, 0))
         assert isinstance(call, rpc.ExecuteModel)
+        if self.plans and self.plans[-1].awaits_masks:
+            assert self.plans[-1].step in self.masks, "the last step still awaits its masks"
         step = _Step(self)
         self._waiting.append((step, call.args[0]))
         self.plans.append(plan)
         return step
 
+    def sample(self, masks: TokenMasks) -> None:
+        assert self.plans[-1].awaits_masks
+        assert self.plans[-1].step == masks.step
+        call = self._send(rpc.sample_tokens(masks, 0, 0))
+        assert isinstance(call, rpc.SampleTokens)
+        self.masks[masks.step] = call.args[0]
+
+    def _send(self, call: rpc.Call) -> rpc.Call:
+        """A call as it arrives."""
+        return self._decoder.decode([bytes(frame) for frame in self._encoder.encode(call)])
+
     def run_next(self) -> None:
         """Run the oldest step that has not run."""
         step, plan = self._waiting.popleft()
         output = self.worker.execute_model(plan)
+        if plan.awaits_masks:
+            assert output is None
+            output = self.worker.sample_tokens(self.masks[plan.step])
         assert output is not None
         self.replies.append(output)
         step.set_result(output)

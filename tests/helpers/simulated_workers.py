@@ -16,7 +16,8 @@ The next token is a function of the context, so each request has one right answe
 id ("7@salt"), as it may not share blocks with other salts.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -32,10 +33,17 @@ from engine.step import (
     ModelRunnerOutput,
     NewRequest,
     SchedulerOutput,
+    TokenMasks,
     WorkerReport,
     WorkerStats,
 )
 from engine.wire import FinishReason, Logprobs
+
+Masks = Mapping[str, Collection[int]]
+"""What requests may sample, by id; all others may sample anything."""
+
+_Unsampled = tuple[int, Callable[[Masks], ModelRunnerOutput], Future[ModelRunnerOutput]]
+"""A step that awaits its masks: its number, how it goes on, and what it answers."""
 
 EMPTY = 0
 """Content of a slot that was never written."""
@@ -52,12 +60,20 @@ def next_context(context: int, token_id: int) -> int:
     return hash((context, token_id))
 
 
-def next_token(context: int, num_output: int, params: SamplingParams, vocab_size: int) -> int:
-    """What the model says after `context`, with stop tokens masked as a sampler must."""
+def next_token(
+    context: int,
+    num_output: int,
+    params: SamplingParams,
+    vocab_size: int,
+    possible: Collection[int] | None = None,
+) -> int:
+    """What the model says after `context`, of what is `possible`, with stop tokens masked as a
+    sampler must."""
     masked: set[int] = set()
     if num_output < params.min_tokens:
         masked = {*params.stop_token_ids, *params.eos_token_ids}
-    allowed = [token for token in range(vocab_size) if token not in masked]
+    tokens = list(range(vocab_size) if possible is None else possible)
+    allowed = [token for token in tokens if token not in masked] or tokens
     return allowed[context % len(allowed)]
 
 
@@ -134,6 +150,7 @@ class SimulatedWorkers:
     """Rows that went on with a token of their own."""
     num_left_out: int = 0
     """Steps that had nothing but ended requests."""
+    _unsampled: _Unsampled | None = None
 
     def load(self) -> Sequence[WorkerReport]:
         return [
@@ -156,8 +173,19 @@ class SimulatedWorkers:
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         frames = [bytes(frame) for frame in self._encoder.encode(plan)]
         future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._run(self._decoder.decode(frames)))
+        run = functools.partial(self._run, self._decoder.decode(frames))
+        assert self._unsampled is None, "the last step still awaits its masks"
+        if plan.awaits_masks:
+            self._unsampled = (plan.step, run, future)
+        else:
+            future.set_result(run({}))
         return future
+
+    def sample(self, masks: TokenMasks) -> None:
+        assert self._unsampled is not None, "nobody awaits masks"
+        (step, run, future), self._unsampled = self._unsampled, None
+        assert step == masks.step
+        future.set_result(run(_unpacked(masks, self.vocab_size)))
 
     def statistics(self) -> Sequence[WorkerStats]:
         return [WorkerStats(0, 1, len(self.plans), 0, len(self.rows))]
@@ -168,7 +196,7 @@ class SimulatedWorkers:
 
     # ------------------------------------------------------------------------------- one step
 
-    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def _run(self, plan: SchedulerOutput, masks: "Masks") -> ModelRunnerOutput:
         assert plan.step == len(self.plans) + 1
         self.plans.append(plan)
         for request_id in plan.dropped_request_ids:
@@ -184,7 +212,7 @@ class SimulatedWorkers:
             self._write(request_id, self.rows[request_id], count, written)
         for request_id, count in plan.num_scheduled_tokens.items():
             self._read(request_id, self.rows[request_id], count)
-        return self._sample(plan)
+        return self._sample(plan, masks)
 
     def _join(self, new: NewRequest) -> None:
         assert new.request_id not in self.rows, f"{new.request_id} joins twice"
@@ -265,7 +293,7 @@ class SimulatedWorkers:
             content = self._kv[self._slot(row, position)]
             assert content == row.contexts[position], f"{request_id}: wrong KV at {position}"
 
-    def _sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def _sample(self, plan: SchedulerOutput, masks: "Masks") -> ModelRunnerOutput:
         sampled: dict[str, int] = {}
         logprobs: dict[str, Logprobs] = {}
         prompt_logprobs: dict[str, Logprobs] = {}
@@ -279,7 +307,8 @@ class SimulatedWorkers:
                     prompt_logprobs[request_id] = _logprobs(tokens)
             if row.num_computed_tokens == len(row.token_ids):
                 num_output = len(row.token_ids) - row.num_prompt_tokens
-                token = next_token(row.contexts[-1], num_output, params, self.vocab_size)
+                possible = masks.get(request_id)
+                token = next_token(row.contexts[-1], num_output, params, self.vocab_size, possible)
                 row.sampled = sampled[request_id] = token
                 row.sampled_step = plan.step
                 if params.logprobs is not None:
@@ -291,6 +320,15 @@ class SimulatedWorkers:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+
+def _unpacked(masks: TokenMasks, vocab_size: int) -> Masks:
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    assert not bits[:, vocab_size:].any(), "tokens that the model does not have"
+    return {
+        name: np.flatnonzero(row).tolist()
+        for name, row in zip(masks.request_ids, bits, strict=True)
+    }
 
 
 def _logprobs(token_ids: list[int]) -> Logprobs:

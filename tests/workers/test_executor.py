@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -25,7 +26,7 @@ import pytest
 from engine.config import ExecutorConfig
 from engine.errors import ConfigError, ExecutorError, RequestFailedError
 from engine.sampling_params import SamplingParams
-from engine.step import KVCacheSpec, NewRequest, SchedulerOutput
+from engine.step import KVCacheSpec, NewRequest, SchedulerOutput, TokenMasks
 from tests.helpers import ring_processes
 from tests.helpers.fake_worker import DAWDLE_S, FakeWorkers, Fault, make_config, make_plan
 from workers import executor, shared_memory
@@ -212,6 +213,33 @@ def test_failure_on_a_rank_that_does_not_reply_is_reported(
     assert started.causes == [caught.value.cause]
     (line,) = first_causes(caplog)
     assert 'raise ValueError(f"boom on rank' in line
+
+
+def test_a_step_that_awaits_masks_is_answered_when_it_has_them(folder: Path) -> None:
+    """By the output rank, in order with the others; the call that brings them has no reply."""
+    with start(folder, tensor_parallel_size=2) as started:
+        executor = started.executor
+        first = executor.execute(make_plan(1))
+        second = executor.execute(awaiting(make_plan(2)))
+        assert first.result(10).step == 1
+        assert not second.done()
+        executor.sample(TokenMasks(2, ["a"], np.ones((1, 9), "<u4")))
+        third = executor.execute(make_plan(3))
+        assert [future.result(10).step for future in (second, third)] == [2, 3]
+
+
+def test_a_failure_between_a_step_and_its_masks_is_the_steps(folder: Path) -> None:
+    """Whichever of the two calls it happens in."""
+    for method in ("execute_model", "sample_tokens"):
+        with start(folder, Fault(0, method, "raise", 2), tensor_parallel_size=2) as started:
+            future = started.executor.execute(awaiting(make_plan(2)))
+            started.executor.sample(TokenMasks(2))
+            with pytest.raises(ExecutorError, match=f"failed in {method} step 2"):
+                future.result(10)
+
+
+def awaiting(plan: SchedulerOutput) -> SchedulerOutput:
+    return msgspec.structs.replace(plan, awaits_masks=True)
 
 
 def test_hostile_message_ends_the_worker_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
