@@ -21,7 +21,7 @@ from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
 from api.route_headers import RouteWish
 from api.service import Service
-from engine.errors import RequestFailedError, ServerError
+from engine.errors import RaywireError
 from engine.wire import EngineCoreRequest
 
 _SENT_AT_ONCE = 32
@@ -64,6 +64,7 @@ class Choice:
 
         Raises:
             EngineDeadError, RequestFailedError, UnavailableError: nothing more will come.
+            RequestError: the engine has refused the request.
         """
         # Until there is a delta or nothing: an error may wait behind a mere change of state, and
         # nobody would be woken for it again.
@@ -73,8 +74,8 @@ class Choice:
                 continue
             if delta.finish_reason is not None:
                 self.end(delta.finish_reason)
-            if delta.finish_reason == "error":
-                raise RequestFailedError(delta.error or "the engine failed on this request")
+            if delta.failure is not None:
+                raise delta.failure
             return delta
         return None
 
@@ -102,7 +103,7 @@ class Generation:
         self.routes: list[Route] = []
         """Where they went: one for each prompt."""
         self._running: list[Choice] = []
-        self._failure: ServerError | None = None
+        self._failure: RaywireError | None = None
         """What has ended all of them, until it is raised."""
         self._is_cancelled = False
         self._n = 1
@@ -189,7 +190,7 @@ class Generation:
         for choice in self._running:
             try:
                 delta = choice.take()
-            except ServerError as error:
+            except RaywireError as error:
                 self._failure = self._failure or error
             else:
                 if delta is not None:

@@ -117,7 +117,7 @@ class RunningSequence:
         output.token_ids += delta.token_ids
         output.finish_reason = delta.finish_reason
         output.stop_reason = delta.stop_reason
-        output.error = delta.error
+        output.error = str(delta.failure) if delta.failure is not None else None
         if delta.logprobs is not None:
             if output.logprobs is None:
                 output.logprobs = []

@@ -15,7 +15,8 @@ from api.sampling import SamplingParams
 from api.stop_strings import StopMatcher
 from api.tokenizer import Tokenizer
 from engine.codec import unpack_tokens
-from engine.wire import EngineCoreOutput, FinishReason, Logprobs
+from engine.errors import InvalidRequestError, RaywireError, RequestFailedError
+from engine.wire import EngineCoreOutput, FinishReason, Logprobs, OutputDetails
 
 LEAST_LOGPROB = -9999.0
 """Stands for a token that cannot be sampled: JSON knows no infinity."""
@@ -68,8 +69,9 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None
     """The stop string or stop token id that ended it; None for the model's own end token."""
 
-    error: str | None
-    """What failed, with the finish reason "error"."""
+    failure: RaywireError | None = None
+    """What failed, with the finish reason "error": the request, for a fault of its own or of
+    ours."""
 
 
 def merge_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
@@ -88,7 +90,7 @@ def merge_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
         ),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        error=last.error,
+        failure=last.failure,
     )
 
 
@@ -147,7 +149,7 @@ class OutputProcessor:
         if not token_ids and output.finish_reason is None and prompt_logprobs is None:
             return None
 
-        text, num_used = self._read(token_ids, output.finish_reason)
+        text, num_used = self._read(token_ids, output)
         matched = self._matcher.matched if self._matcher is not None else None
         finish_reason = FinishReason.STOP if matched is not None else output.finish_reason
         self.is_finished = finish_reason is not None
@@ -159,13 +161,15 @@ class OutputProcessor:
             prompt_logprobs=self._name(prompt_logprobs) if prompt_logprobs is not None else None,
             finish_reason=finish_reason.word if finish_reason is not None else None,
             stop_reason=matched if matched is not None else output.stop_reason,
-            error=details.error if details is not None else None,
+            failure=_failure(details) if finish_reason is FinishReason.ERROR else None,
         )
 
-    def _read(self, token_ids: list[int], finish_reason: FinishReason | None) -> tuple[str, int]:
+    def _read(self, token_ids: list[int], output: EngineCoreOutput) -> tuple[str, int]:
         """Return the text that may leave, and how many of the tokens count."""
-        is_stopped = finish_reason is FinishReason.STOP
-        is_last_shown = self._params.include_stop_str_in_output or not is_stopped
+        finish_reason = output.finish_reason
+        is_last_shown = self._params.include_stop_str_in_output or not self._has_end(
+            token_ids, output
+        )
         shown = token_ids if is_last_shown else token_ids[:-1]
         if self._matcher is not None:
             return self._read_watched(self._matcher, token_ids, shown, finish_reason)
@@ -174,6 +178,15 @@ class OutputProcessor:
         if finish_reason is not None:
             text += self._detokenizer.finish()
         return text, len(token_ids)
+
+    def _has_end(self, token_ids: list[int], output: EngineCoreOutput) -> bool:
+        """Whether the last of the tokens is an end, rather than text. A structured output that is
+        whole stops without one."""
+        if output.finish_reason is not FinishReason.STOP or not token_ids:
+            return False
+        if self._params.structured_output is None or output.stop_reason is not None:
+            return True
+        return token_ids[-1] in self._tokenizer.eos_token_ids
 
     def _read_watched(
         self,
@@ -226,3 +239,14 @@ class OutputProcessor:
         raw = self._tokenizer.token_bytes(token_id)
         text = raw.decode("utf-8", "replace")
         return TokenLogprob(token_id, text, raw, max(value, LEAST_LOGPROB), rank)
+
+
+def _failure(details: OutputDetails | None) -> RaywireError:
+    """The error of a request that the engine has refused or that has failed there."""
+    if details is None or details.error is None:
+        return RequestFailedError("the engine failed on this request")
+    if details.error_code is None:
+        return RequestFailedError(details.error)
+    refusal = InvalidRequestError(details.error, details.error_param)
+    refusal.code = details.error_code or None
+    return refusal

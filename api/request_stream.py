@@ -140,6 +140,8 @@ def _merge_details(details: list[OutputDetails]) -> OutputDetails | None:
         events=events or None,
         prefill_stats=next((d.prefill_stats for d in details if d.prefill_stats), None),
         error=next((d.error for d in details if d.error), None),
+        error_code=next((d.error_code for d in details if d.error), None),
+        error_param=next((d.error_param for d in details if d.error), None),
     )
 
 

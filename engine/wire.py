@@ -281,6 +281,10 @@ class OutputDetails(Message, frozen=True):
     prefill_stats: PrefillStats | None = None
     error: Cause | None = None
     """Cause of FinishReason.ERROR, for the client: names no path, address or traceback."""
+    error_code: Name | None = None
+    """With `error`: it is the request's own fault, of this code (`errors.RequestError`)."""
+    error_param: Name | None = None
+    """And this is the field."""
 
 
 class EngineCoreOutput(Message, frozen=True):

@@ -17,7 +17,12 @@ from api.sampling import SamplingParams
 from api.service import Service
 from api.tokenizer import Tokenizer
 from engine.codec import pack_tokens
-from engine.errors import EngineDeadError, RequestFailedError
+from engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    RaywireError,
+    RequestFailedError,
+)
 from engine.wire import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -64,7 +69,7 @@ class Running:
 
         try:
             asyncio.run(asyncio.wait_for(work(), 10))
-        except (EngineDeadError, RequestFailedError) as error:
+        except RaywireError as error:
             return texts, error
         return texts, None
 
@@ -128,6 +133,19 @@ def test_failed_sequence_ends_its_siblings(tokenizer: Tokenizer) -> None:
         assert texts == [(1, "" if is_last else "b")]
         assert isinstance(error, RequestFailedError)
         assert running.aborted == ([] if is_last else ["1"])
+
+
+def test_a_request_that_the_engine_refuses_is_the_clients_fault(tokenizer: Tokenizer) -> None:
+    """Its error ends all of it, as one that was found before sending would."""
+    running = Running(tokenizer, 2)
+    details = OutputDetails(error="no", error_code="invalid_value", error_param="p")
+    running.streams[0].push(EngineCoreOutput("0", b"", FinishReason.ERROR, details=details), 1.0)
+
+    _, error = running.read()
+
+    assert isinstance(error, InvalidRequestError)
+    assert error.param == "p"
+    assert running.aborted == ["1"]
 
 
 def test_others_get_their_turn_while_many_sequences_are_sent(tokenizer: Tokenizer) -> None:

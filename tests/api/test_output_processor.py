@@ -13,6 +13,8 @@ from api.output_processor import LEAST_LOGPROB, OutputDelta, OutputProcessor
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 from engine.codec import pack_tokens
+from engine.errors import InvalidRequestError
+from engine.structured_output import StructuredOutput
 from engine.wire import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -196,7 +198,7 @@ def test_each_reason_has_its_word(reason: FinishReason) -> None:
 
     assert delta is not None
     assert delta.finish_reason == reason.name.lower()
-    assert delta.error == ("out of luck" if reason is FinishReason.ERROR else None)
+    assert str(delta.failure) == ("out of luck" if reason is FinishReason.ERROR else "None")
     assert delta.stop_reason == (9 if reason is FinishReason.STOP else None)
 
 
@@ -291,3 +293,23 @@ def test_the_fifty_thousandth_output_costs_what_the_first_does() -> None:
     for i in itertools.islice(tokens, 48_000):
         processor.push(output([i]))
     assert cost(1_000) == pytest.approx(first, rel=0.1)
+
+
+def test_an_error_is_the_clients_where_the_engine_says_so() -> None:
+    """Refused after it was sent: with code and field, as what is refused before."""
+    details = OutputDetails(error="no schema", error_code="invalid_value", error_param="schema")
+    delta = make().push(output([], finish_reason=FinishReason.ERROR, details=details))
+    assert delta is not None
+    assert isinstance(delta.failure, InvalidRequestError)
+    assert (str(delta.failure), delta.failure.param) == ("no schema", "schema")
+    assert delta.failure.code == "invalid_value"
+
+
+def test_a_structured_output_that_is_whole_ends_without_an_end_token() -> None:
+    """Its last token is text, and shows; a real end token does not."""
+    end = tokenizer().token_id("</s>") or 0
+    for token_ids in (ids("so"), [*ids("so"), end]):
+        processor = make(structured_output=StructuredOutput("regex", "so+"))
+        delta = processor.push(output(token_ids, finish_reason=FinishReason.STOP))
+        assert delta is not None
+        assert (delta.text, delta.token_ids) == ("so", token_ids)

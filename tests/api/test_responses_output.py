@@ -44,7 +44,7 @@ def delta(text: str, *, has_logprobs: bool = False, is_last: bool = False) -> Ou
         prompt_logprobs=None,
         finish_reason="stop" if is_last else None,
         stop_reason=None,
-        error=None,
+        failure=None,
     )
 
 
@@ -143,7 +143,7 @@ def test_text_that_is_not_read_keeps_its_logprobs() -> None:
         prompt_logprobs=None,
         finish_reason=None,
         stop_reason=None,
-        error=None,
+        failure=None,
     )
     writer.push(half)
     writer.push(delta("é", has_logprobs=True))

@@ -9,6 +9,7 @@ from engine import wire
 from engine.codec import Decoder, Encoder, pack_tokens
 from engine.errors import WireError
 from engine.sampling_params import RepetitionDetection, SamplingParams, ThinkingBudget
+from engine.structured_output import StructuredOutput
 from engine.wire import (
     CoordinatorType,
     EngineCoreEvent,
@@ -97,13 +98,14 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBu
             prompt_logprobs=0,
             repetition_detection=RepetitionDetection(8, 2, 3),
             allowed_token_ids=(1, 2),
+            structured_output=StructuredOutput("regex", "a+"),
             bad_words_token_ids=((5, 6), (7,)),
             logprob_token_ids=(9,),
             thinking_budget=ThinkingBudget(3, (5, 6), 7, True),
         ),
         "dc0016cb3fe0000000000000cb3fe800000000000005cb3fc000000000000006cb3ff80000000000"
         "00cb3fe0000000000000cbbfe00000000000008103cb3ff0000000000000070191049102c3010093"
-        "080203920102c09292050691079109940392050607c3",
+        "08020392010292a57265676578a2612b9292050691079109940392050607c3",
     ),
     (
         EngineCoreRequest("r", u32(1, 2), None, SamplingParams(), None, 1.5, None, None, None),
@@ -174,23 +176,26 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBu
     ),
     (EngineCoreEvent(EventKind.PREEMPTED, 1.5), "9203cb3ff8000000000000"),
     (PrefillStats(3, 2), "920302"),
-    (OutputDetails(error="cause"), "96c0c0c0c0c0a56361757365"),
+    (
+        OutputDetails(error="cause", error_code="c", error_param="p"),
+        "98c0c0c0c0c0a56361757365a163a170",
+    ),
     (EngineCoreOutput("r", pack_tokens([7])), "95a172c40407000000c0c0c0"),
     (
         OUTPUT,
-        "95a172c404070000000002969393a33c7534920102c408070000000900000093a33c6634920102c4"
+        "95a172c404070000000002989393a33c7534920102c408070000000900000093a33c6634920102c4"
         "08000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff80000000000009202cb40"
-        "04000000000000920302a56361757365",
+        "04000000000000920302a56361757365c0c0",
     ),
     (STATS, "9b0102cb3fd00000000000000304050607080993020001"),
     (UtilityOutput(9, None, msgspec.Raw(b"\xc3")), "9309c0c3"),
     (UtilityOutput(9, "no"), "9309a26e6fc0"),
     (
         EngineCoreOutputs(0, 1, [OUTPUT], STATS, 2.5, UtilityOutput(9), ["r"], 1, 2),
-        "9900019195a172c404070000000002969393a33c7534920102c408070000000900000093a33c6634"
+        "9900019195a172c404070000000002989393a33c7534920102c408070000000900000093a33c6634"
         "920102c408000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff8000000000000"
-        "9202cb4004000000000000920302a563617573659b0102cb3fd000000000000003040506070809"
-        "93020001cb40040000000000009309c0c091a1720102",
+        "9202cb4004000000000000920302a56361757365c0c09b0102cb3fd0000000000000030405060708"
+        "0993020001cb40040000000000009309c0c091a1720102",
     ),
     (EngineCoreOutputs(0, 1), "99000190c0cb0000000000000000c0c0c0c0"),
     (Heartbeat(0, 1, 2, 3, Phase.EXECUTE), "950001020303"),
