@@ -2,7 +2,8 @@
 
 Owns the wire types, the scheduler and the KV cache. Knows no torch, no ray, no HTTP, and nothing of
 our other packages. The open side (`wire`, `step`, `codec`, `sockets`, `utility`,
-`sampling_params`, `config`, `errors`, `log`, `leash`, `lifecycle`, `executor`) is what the others
+`sampling_params`, `structured_output`, `token_bytes`, `config`, `errors`, `log`, `leash`,
+`lifecycle`, `executor`) is what the others
 import.
 """
 

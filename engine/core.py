@@ -17,6 +17,7 @@ from engine import admission
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.executor import Executor
+from engine.grammar import masks
 from engine.kv_cache_manager import KVCacheManager
 from engine.kv_sizing import size_kv_cache
 from engine.pace import Pace
@@ -174,9 +175,23 @@ class EngineCore:
         if plan is None:
             return False
         self._in_flight.append((plan, self.executor.execute(plan)))
+        self._send_masks()
         if len(self._in_flight) == 1:
             self._note_begin()
         return True
+
+    def _send_masks(self) -> None:
+        """Say what may be sampled in the steps under way that wait for it, as far as it is known.
+
+            ring:  plan n   masks n   plan n + 1   masks n + 1      workers compute meanwhile
+                                      sent while n runs
+                                                   once the tokens of n are known
+
+        So a step has its masks before the next one is sent: with pipeline stages at once, since no
+        request is in two steps; where steps are planned ahead, with the reply to the last one.
+        """
+        while (unmasked := self._scheduler.take_unmasked()) is not None:
+            self.executor.sample(masks.fill(*unmasked, self.vocab_size))
 
     def _execute(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
         """Wait for the oldest step under way."""
@@ -196,6 +211,7 @@ class EngineCore:
     def _update(self, plan: SchedulerOutput, reply: ModelRunnerOutput) -> None:
         self.enter(Phase.UPDATE)
         self._scheduler.update(plan, reply)
+        self._send_masks()
 
     def _collect(self) -> dict[int, EngineCoreOutputs]:
         outputs = self._scheduler.take_outputs()

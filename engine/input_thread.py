@@ -5,9 +5,10 @@
 
 It works while the forward pass runs, so that the main thread finds requests ready to schedule.
 Whatever breaks the protocol is counted and dropped; a request that can still be named gets its
-error at once. The coordinator is one more API server here, but it says START_DP_WAVE only, and
-where there is one nobody else may. The thread decides nothing: what a request must look like is
-`EngineCore.prepare`'s.
+error at once. A request with a structured output waits until that is compiled, in a station beside
+the inbox (`grammar.station`). The coordinator is one more API server here, but it says
+START_DP_WAVE only, and where there is one nobody else may. The thread decides nothing: what a
+request must look like is `EngineCore.prepare`'s.
 """
 
 import logging
@@ -21,7 +22,9 @@ import zmq
 
 from engine import codec
 from engine.curve import CurveLink
-from engine.errors import RequestError, WireError
+from engine.errors import RaywireError, RequestError, RequestFailedError, WireError
+from engine.grammar.compiler import Compiler
+from engine.grammar.station import Station
 from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
 from engine.request import Request
 from engine.sockets import BURST, connect_socket, has_message
@@ -40,6 +43,7 @@ from engine.wire import (
     StartWave,
     UtilityCall,
     pack_identity,
+    sendable,
 )
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,7 @@ class InputThread:
         dropped: counts what breaks the protocol.
         reply: sends outputs to an API server, past the main thread.
         on_crash: told of an error that ended the thread; called from the thread.
+        compiler: of structured outputs.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class InputThread:
         aborts: AbortQueue,
         reply: Callable[[int, EngineCoreOutputs], None],
         on_crash: Callable[[BaseException], None],
+        compiler: Compiler,
         links: Sequence[CurveLink] = (),
     ) -> None:
         self._dropped = dropped
@@ -99,6 +105,16 @@ class InputThread:
         self._aborts = aborts
         self._reply = reply
         self._on_crash = on_crash
+        self._station = Station(
+            compiler,
+            put=lambda request: self._inbox.put(Add(request)),
+            refuse=lambda request, error: self._refuse(
+                request.client_index, request.request_id, error
+            ),
+            end=lambda request: self._end(
+                request.client_index, request.request_id, FinishReason.ABORT
+            ),
+        )
         self._decode_add = codec.Decoder[EngineCoreRequest](EngineCoreRequest).decode
         self._decode_abort = codec.Decoder[list[str]](RequestIds).decode
         self._decode_wave = codec.Decoder[StartWave](StartWave).decode
@@ -109,6 +125,10 @@ class InputThread:
     def start(self) -> None:
         """Connect and say READY. Ends by itself when the ZeroMQ context is terminated."""
         self._thread.start()
+
+    def close(self) -> None:
+        """End what compiles. The thread ends with the ZeroMQ context."""
+        self._station.close()
 
     def _run(self) -> None:
         sockets: list[zmq.Socket[bytes]] = []
@@ -165,6 +185,7 @@ class InputThread:
                 self._take_request(client_index, body)
             case RequestType.ABORT:
                 request_ids = self._decode_abort(body)
+                self._station.abort(request_ids)
                 # On both: the second reaches a request that runs after the step under way, the
                 # first one that still waits in the inbox.
                 self._inbox.put(Abort(request_ids))
@@ -191,13 +212,19 @@ class InputThread:
             self._refuse_undecodable(client_index, body, error)
             raise
         try:
-            self._inbox.put(Add(self._prepare(message)))
+            request = self._prepare(message)
         except RequestError as error:
-            self._refuse(client_index, message.request_id, str(error))
+            self._refuse(client_index, message.request_id, error)
         except Exception:
             # Preparing touches nothing that requests share, so the others go on.
             logger.exception("cannot prepare request_id=%s", message.request_id)
-            self._refuse(client_index, message.request_id, "the request could not be prepared")
+            failure = RequestFailedError("the request could not be prepared")
+            self._refuse(client_index, message.request_id, failure)
+        else:
+            if request.sampling_params.structured_output is None:
+                self._inbox.put(Add(request))
+            else:
+                self._station.submit(request)
 
     def _refuse_undecodable(
         self, client_index: int, body: list[codec.Buffer], error: WireError
@@ -207,12 +234,25 @@ class InputThread:
             named = self._decode_named(body[:1])
         except WireError:
             return
-        self._refuse(client_index, named.request_id, str(error))
+        self._refuse(client_index, named.request_id, error)
 
-    def _refuse(self, client_index: int, request_id: str, cause: str) -> None:
-        output = EngineCoreOutput(
-            request_id, b"", FinishReason.ERROR, details=OutputDetails(error=cause[:1000])
+    def _refuse(self, client_index: int, request_id: str, error: RaywireError) -> None:
+        details = OutputDetails(
+            error=sendable(str(error))[:1000],
+            error_code=(error.code or "") if isinstance(error, RequestError) else None,
+            error_param=error.param if isinstance(error, RequestError) else None,
         )
+        self._end(client_index, request_id, FinishReason.ERROR, details)
+
+    def _end(
+        self,
+        client_index: int,
+        request_id: str,
+        reason: FinishReason,
+        details: OutputDetails | None = None,
+    ) -> None:
+        """Answer for a request that the core does not know."""
+        output = EngineCoreOutput(request_id, b"", reason, details=details)
         self._reply(
             client_index,
             EngineCoreOutputs(

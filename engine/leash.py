@@ -5,6 +5,9 @@ Conversions and downloads run in them, because they need what must not stay with
 transformers), or threads that nothing can stop. A helper is a module of ours, run by `run_module`;
 its first call is `hold_on`. The leash is its standard input: nothing is ever written there, and its
 end means that the parent is gone. Helpers answer on standard output.
+
+A helper that answers many questions is started by `start_module` and reads them from its standard
+input, which is its leash as well.
 """
 
 import atexit
@@ -43,17 +46,14 @@ def run_module(
     Raises:
         subprocess.TimeoutExpired: it took too long, and has been killed.
     """
-    # By its folder, since a script elsewhere may have found us through its own sys.path; and -P,
-    # because the modules of a user's working directory are not meant.
-    search_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     reader, writer = os.pipe()
     try:
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
+            _command(module, *arguments),
             stdin=reader,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if is_quiet else None,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env=_environment(),
             text=True,
             errors="replace",
         ) as process:
@@ -70,6 +70,34 @@ def run_module(
         os.close(reader)
         os.close(writer)  # not before: it is the leash
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors or "")
+
+
+def start_module(module: str, **environment: str) -> "subprocess.Popen[bytes]":
+    """Start `python -m module`, with pipes to its standard input and output. Its standard error is
+    dropped: what it has to say it answers.
+
+    Args:
+        module: of ours, by its full name. It ends when its standard input does.
+        environment: variables that it gets beside ours.
+    """
+    return subprocess.Popen(
+        _command(module),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_environment() | environment,
+    )
+
+
+def _command(module: str, *arguments: str) -> list[str]:
+    # -P, because the modules of a user's working directory are not meant.
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def _environment() -> dict[str, str]:
+    # By our folder, since a script elsewhere may have found us through its own sys.path.
+    search_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": search_path}
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

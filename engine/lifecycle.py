@@ -58,18 +58,22 @@ def die_with_parent(*, at_once: bool, is_first_to_know: bool = False) -> None:
     parent = parent_process()
     if parent is None:
         return
-    if sys.platform == "linux":
-        # SIGCONT wakes a process that was stopped, so that its watching thread can act.
-        signum = signal.SIGKILL if at_once else signal.SIGCONT
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
-        if at_once and os.getppid() != parent.pid:  # it died before the call above
-            os._exit(1)
+    # SIGCONT wakes a process that was stopped, so that its watching thread can act.
+    die_with_starter(signal.SIGKILL if at_once else signal.SIGCONT)
+    if sys.platform == "linux" and at_once and os.getppid() != parent.pid:
+        os._exit(1)  # it died before the call above
     threading.Thread(
         target=_watch,
         args=(parent.sentinel, parent.pid, is_first_to_know),
         name="parent-watch",
         daemon=True,
     ).start()
+
+
+def die_with_starter(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that has started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _watch(sentinel: int, parent_pid: int | None, is_first_to_know: bool) -> None:

@@ -25,6 +25,7 @@ import signal
 import sys
 import time
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NoReturn
 
 import zmq
@@ -36,6 +37,7 @@ from engine.core_loop import CoreLoop
 from engine.curve import CurveKeys, CurveLink
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError
 from engine.executor import Executor, StartExecutor
+from engine.grammar.compiler import Compiler
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
 from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
@@ -92,6 +94,7 @@ class EngineProcess:
         self._began = time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._executor: Executor | None = None
+        self._input: InputThread | None = None
         self._output: OutputThread | None = None
         self._core: EngineCore | None = None
         self._loop: CoreLoop | None = None
@@ -147,7 +150,7 @@ class EngineProcess:
         core = self._core = EngineCore(
             self._config, self._executor, num_dropped_messages=lambda: self._dropped.count
         )
-        input_thread = InputThread(
+        self._input = InputThread(
             self._zmq(),
             self._config.wire.request_addresses,
             links=self._links,
@@ -159,6 +162,7 @@ class EngineProcess:
             aborts=self._aborts,
             reply=output.put,
             on_crash=lambda error: self._inbox.put(ThreadCrashed("input", error)),
+            compiler=Compiler(Path(self._config.model.path), core.vocab_size),
         )
         self._loop = CoreLoop(
             core,
@@ -171,7 +175,7 @@ class EngineProcess:
             coordinator_index=self._config.wire.coordinator_index,
         )
         lifecycle.freeze_heap()
-        input_thread.start()
+        self._input.start()
         return self._loop
 
     def _start_output(self) -> OutputThread:
@@ -220,6 +224,8 @@ class EngineProcess:
     def _end(self, cause: str, linger_ms: int) -> None:
         """Tell the API servers, end the workers, then threads and sockets."""
         logger.info("engine core ends, cause: %s", cause)
+        if self._input is not None:
+            self._input.close()
         try:
             output = self._output or self._start_output()
             has_ended = output.finish(sendable(cause)[:MAX_CAUSE_CHARS], linger_ms)

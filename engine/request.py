@@ -9,6 +9,7 @@
 
 Built by `EngineCore.prepare` on the input thread; from `add` on only the core's main thread
 touches it. `scheduler` decides, `kv_cache_manager` fills in the blocks, `stop` reads the limits.
+One with a structured output waits for its matcher before it is added (`grammar.station`).
 """
 
 import enum
@@ -20,6 +21,7 @@ import numpy as np
 
 from engine.block_hash import hash_full_blocks, root_hash
 from engine.codec import Array
+from engine.grammar.matcher import Matcher
 from engine.sampling_params import SamplingParams
 from engine.wire import EngineCoreEvent, EngineCoreRequest, Logprobs, MultiModalFeature
 
@@ -54,6 +56,7 @@ class Request:
         "events",
         "has_sent_token",
         "joined_step",
+        "matcher",
         "max_num_tokens",
         "min_num_tokens",
         "mm_features",
@@ -96,6 +99,8 @@ class Request:
         self.arrival_time = arrival_time
         self.sampling_params = sampling_params
         self.mm_features = mm_features
+        self.matcher: Matcher | None = None
+        """Of its structured output, if it has one: what it may sample next."""
 
         self.token_ids = array(TOKEN_TYPE, prompt_token_ids.tobytes())
         """The prompt, then the output."""

@@ -28,10 +28,15 @@ When a request ends or is preempted, what the steps under way bring for it is st
 drops it, knowing each request's `joined_step`. Why its blocks can be handed on at once is told in
 `kv_cache_manager`.
 
+A step in which requests with a structured output sample awaits their masks, which can be made as
+soon as the token before is known: `take_unmasked`. Their matchers advance in `update`, with tokens
+that are accepted, so a preempted request takes up where it was.
+
 Pure: no clock, socket or thread; used by `core` only.
 """
 
 import itertools
+import logging
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -66,6 +71,8 @@ from engine.wire import (
     join_logprobs,
 )
 
+logger = logging.getLogger(__name__)
+
 Outputs = dict[int, list[EngineCoreOutput]]
 """By client index."""
 
@@ -82,6 +89,8 @@ class _Step:
     continued: ContinuedRequests = field(default_factory=lambda: ContinuedRequests([], [], [], []))
     sampling: list[Request] = field(default_factory=list)
     """Requests whose tokens will all be computed: they sample one, in this order."""
+    awaits_masks: bool = False
+    """Some of them have a structured output, and the workers wait for what they may sample."""
     reserved_blocks: int = 0
     """Blocks that the scheduled requests still lack for the rest of their prompts."""
 
@@ -116,6 +125,8 @@ class Scheduler:
         """Requests with events that go out with the next update, by id."""
         self._num_by_client: list[int] = []
         """Requests that wait or run, by client index."""
+        self._num_structured = 0
+        """Requests with a structured output."""
         self._last_step = 0
         self._arrivals = itertools.count()
 
@@ -132,6 +143,7 @@ class Scheduler:
         )
         self._requests[request.request_id] = request
         self._count(request.client_index)
+        self._num_structured += request.matcher is not None
         self._waiting.add(request)
         self._record(request, EventKind.QUEUED, now)
         return True
@@ -167,9 +179,33 @@ class Scheduler:
         self._last_step += 1
         self._steps.append(step)
         dropped, self._dropped = self._dropped, []
-        return SchedulerOutput(
-            step.number, step.num_scheduled_tokens, step.new_requests, step.continued, dropped
+        step.awaits_masks = bool(self._num_structured) and any(
+            request.matcher is not None for request in step.sampling
         )
+        return SchedulerOutput(
+            step.number,
+            step.num_scheduled_tokens,
+            step.new_requests,
+            step.continued,
+            dropped,
+            step.awaits_masks,
+        )
+
+    def take_unmasked(self) -> tuple[int, list[Request]] | None:
+        """The step whose masks are due, by number, and its requests with a structured output; None
+        if there is none, or if one of them still waits for the token before. Only once."""
+        for step in self._steps:
+            if step.awaits_masks:
+                structured = [
+                    request
+                    for request in step.sampling
+                    if request.matcher is not None and not self._is_stale(request, step)
+                ]
+                if any(r.num_computed_tokens > r.num_tokens for r in structured):
+                    return None
+                step.awaits_masks = False
+                return step.number, structured
+        return None
 
     def _schedule_running(self, step: _Step, now: float) -> bool:
         """Give running requests their next tokens. Returns whether any of them was preempted."""
@@ -325,6 +361,9 @@ class Scheduler:
         """`request` has its next token: put it out, and see whether it was the last."""
         if token_id == NO_TOKEN:
             raise RuntimeError(f"the workers have left out {request}, which has not ended")
+        if request.matcher is not None and not request.matcher.accept(token_id):
+            self._fail(request, request.matcher.fault or "")
+            return
         packed = token_id.to_bytes(4, "little")
         request.append(token_id, packed)
         reason = stop.finish_reason(request)
@@ -341,6 +380,12 @@ class Scheduler:
         elif not request.num_tokens % request.block_size:
             self._kv_cache.register(request)  # planned ahead, its block was full but for the hash
 
+    def _fail(self, request: Request, cause: str) -> None:
+        """End `request` with an error of its own."""
+        logger.warning("request_id=%s failed: %s", request.request_id, cause)
+        self._emit(request, b"", FinishReason.ERROR, error=cause)
+        self._finish(request)
+
     def _emit(
         self,
         request: Request,
@@ -348,11 +393,12 @@ class Scheduler:
         reason: FinishReason | None = None,
         logprobs: Logprobs | None = None,
         is_first: bool = False,
+        error: str | None = None,
     ) -> None:
         """Put out a token, or news without one (`packed` is empty)."""
         details = None
-        if is_first or request.events or logprobs is not None:
-            details = _details(request, is_first, logprobs)
+        if is_first or request.events or logprobs is not None or error is not None:
+            details = _details(request, is_first, logprobs, error)
             request.events = []
         output = EngineCoreOutput(
             request.request_id,
@@ -394,6 +440,7 @@ class Scheduler:
         self._kv_cache.free(request)
         self._with_news.pop(request.request_id, None)
         self._num_by_client[request.client_index] -= 1
+        self._num_structured -= request.matcher is not None
         del self._requests[request.request_id]
 
     # -------------------------------------------------------------------------------- state
@@ -435,6 +482,7 @@ class Scheduler:
         waiting = list(self._waiting)
         assert {r.request_id: r for r in [*waiting, *self._running]} == self._requests
         assert len(waiting) + len(self._running) == len(self._requests)
+        assert self._num_structured == sum(r.matcher is not None for r in self._requests.values())
         by_client = {index: count for index, count in enumerate(self._num_by_client) if count}
         assert by_client == Counter(r.client_index for r in self._requests.values())
         assert all(r.status is Status.RUNNING for r in self._running)
@@ -457,7 +505,9 @@ def _some(request_ids: list[str]) -> str:
     return f"{len(request_ids)} requests {request_ids[:8]}"
 
 
-def _details(request: Request, is_first: bool, logprobs: Logprobs | None) -> OutputDetails:
+def _details(
+    request: Request, is_first: bool, logprobs: Logprobs | None, error: str | None
+) -> OutputDetails:
     """What goes with an output beside its token; with the first token, all that is sent once."""
     prefill_stats = prompt_logprobs = None
     if is_first:
@@ -469,4 +519,5 @@ def _details(request: Request, is_first: bool, logprobs: Logprobs | None) -> Out
         prompt_logprobs=prompt_logprobs,
         events=request.events or None,
         prefill_stats=prefill_stats,
+        error=error,
     )

@@ -15,8 +15,10 @@ def finish_reason(request: Request) -> FinishReason | None:
 
     A stop token counts as output, so the shortest answer is one token. Until `min_tokens` are out
     the sampler cannot draw a stop token, and none ends the request here. The length limits hold
-    whatever `min_tokens` says.
+    whatever `min_tokens` says. A structured output that is whole ends the request in any case.
     """
+    if request.matcher is not None and request.matcher.is_over:
+        return FinishReason.STOP
     num_tokens = request.num_tokens
     if num_tokens >= request.min_num_tokens:
         if request.token_ids[-1] in request.stop_token_ids:
@@ -32,9 +34,12 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 def stop_reason(request: Request) -> int | None:
-    """The stop token id that ended a request with STOP; None for the model's own end token."""
+    """The stop token id that ended a request with STOP; None for the model's own end token, and for
+    a structured output that was whole with its last token."""
     params = request.sampling_params
     last: int = request.token_ids[-1]
+    if request.matcher is not None and last not in request.stop_token_ids:
+        return None
     if last in params.eos_token_ids and not params.ignore_eos:
         return None
     return last

@@ -13,6 +13,9 @@ from engine.errors import InvalidRequestError
 MAX_SPEC_BYTES = 256 << 10
 """Of a description: what a client may send is less (`api/`), what is made of it may be more."""
 
+PARAM = "structured_outputs"
+"""The field that errors name. An API server knows better what its client has written."""
+
 Kind = Literal["json_schema", "regex", "choice", "lark"]
 
 
@@ -33,11 +36,8 @@ class StructuredOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __post_init__(self) -> None:
         if not self.spec.strip():
-            raise InvalidRequestError(
-                f"{self.kind}: the description is empty", "structured_outputs"
-            )
+            raise InvalidRequestError(f"{self.kind}: the description is empty", PARAM)
         if len(self.spec.encode()) > MAX_SPEC_BYTES:
             raise InvalidRequestError(
-                f"{self.kind}: the description is over {MAX_SPEC_BYTES} bytes long",
-                "structured_outputs",
+                f"{self.kind}: the description is over {MAX_SPEC_BYTES} bytes long", PARAM
             )

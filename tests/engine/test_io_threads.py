@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import zmq
 
+from engine.grammar.compiler import Compiler
 from engine.inbox import Abort, Add, Call, Inbox, Wave
 from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
@@ -135,6 +137,7 @@ class Input:
             aborts=self.aborts,
             reply=lambda client_index, outputs: self.replies.put((client_index, outputs)),
             on_crash=self.crashes.put,
+            compiler=Compiler(Path("/nowhere"), 1000),
         )
         self.thread.start()
         for peer in peers:

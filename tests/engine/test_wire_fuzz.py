@@ -4,6 +4,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,6 +14,7 @@ import zmq
 
 from engine.codec import Decoder, Encoder
 from engine.errors import WireError
+from engine.grammar.compiler import Compiler
 from engine.input_thread import InputThread
 from engine.request import from_wire
 from engine.step import ModelRunnerOutput, SchedulerOutput, WorkerStats
@@ -121,6 +123,7 @@ def make_input_thread() -> InputThread:
         aborts=SimpleQueue(),
         reply=lambda client_index, outputs: None,
         on_crash=lambda error: None,
+        compiler=Compiler(Path("/nowhere"), 1000),
     )
 
 
