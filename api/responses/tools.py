@@ -13,6 +13,9 @@ from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import ToolRequest
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
+MAX_CHOICE_BYTES = 1 << 18
+"""All tools that there may be, by their names."""
+
 
 class _Function(msgspec.Struct, omit_defaults=True):
     name: str
@@ -90,6 +93,10 @@ def _read_functions(raw: msgspec.Raw) -> list[_Function]:
 
 def _read_choice(raw: msgspec.Raw) -> tuple[msgspec.Raw, set[str] | None]:
     """The choice as chat has it, and the names that it allows; None: all."""
+    if len(raw) > MAX_CHOICE_BYTES:
+        raise InvalidRequestError(
+            f"tool_choice is over {MAX_CHOICE_BYTES} bytes long", "tool_choice"
+        )
     choice = decode_field(_CHOICE, raw, "tool_choice")
     if not isinstance(choice, _Choice):
         return raw, None

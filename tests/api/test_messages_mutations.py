@@ -1,6 +1,5 @@
 """A request to /v1/messages with anything in any place: an answer, or an error that says why."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.anthropic_stream import TEMPLATE
 from tests.helpers.http_server import HttpServer, serving
+from tests.helpers.mutations import mutations
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render")
 
@@ -55,35 +55,6 @@ BODY: dict[str, Any] = {
     "chat_template_kwargs": {"a": 1},
 }
 
-VALUES: list[Any] = [
-    *(None, True, 0, -1, 1.5, 1e300, 2**63, "", "x", "\0", "é" * 300, "<think>", "</tool_call>"),
-    *([], {}, [[]], [{}], [None], {"type": "text"}, {"type": "image"}, {"a": {"b": []}}),
-]
-
-
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of everything in a body."""
-    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
-    for key in keys:
-        yield (*place, key)
-        yield from places(value[key], (*place, key))
-
-
-@st.composite
-def bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """Up to three values are others, or missing."""
-    body = copy.deepcopy(BODY)
-    for _ in range(draw(st.integers(0, 3))):
-        *way, last = draw(st.sampled_from(list(places(body))))
-        holder: Any = body
-        for key in way:
-            holder = holder[key]
-        if draw(st.booleans()):
-            holder[last] = copy.deepcopy(draw(st.sampled_from(VALUES)))
-        else:
-            del holder[last]
-    return body
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
@@ -92,7 +63,7 @@ def server() -> Iterator[HttpServer]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(body=bodies(), path=st.sampled_from(PATHS))
+@given(body=mutations(BODY), path=st.sampled_from(PATHS))
 def test_nothing_that_a_body_may_hold_is_our_fault(
     server: HttpServer, body: dict[str, Any], path: str
 ) -> None:

@@ -136,6 +136,50 @@ MESSAGES: dict[str, Callable[[], bytes]] = {
     "many variables": lambda: anthropic(b'"chat_template_kwargs":{%b}' % keys(OTHER)),
     "a configuration of brackets": lambda: anthropic(b'"output_config":' + b"[" * FULL),
 }
+
+
+def responses(fields: bytes, items: bytes = b'"x"') -> bytes:
+    return b'{"max_output_tokens":1,"input":%b,%b}' % (items, fields)
+
+
+def item(fields: bytes) -> bytes:
+    return responses(b'"top_k":1', b"[{%b}]" % fields)
+
+
+RESPONSES: dict[str, Callable[[], bytes]] = {
+    "empty items": lambda: responses(b'"top_k":1', b"[%b]" % many(b"{}", FULL)),
+    "items that are brackets": lambda: responses(b'"top_k":1', b"[" * FULL),
+    "many parts": lambda: item(
+        b'"role":"user","content":[%b]' % many(b'{"type":"input_text","text":""}', FULL)
+    ),
+    "many parts of a thought": lambda: item(
+        b'"type":"reasoning","content":[%b]' % many(b"{}", FULL)
+    ),
+    "an item with many keys": lambda: item(b'"role":"user",%b' % keys(FULL)),
+    "a result with many parts": lambda: item(
+        b'"type":"function_call_output","call_id":"1","output":[%b]' % many(b"{}", FULL)
+    ),
+    "arguments that are brackets": lambda: item(
+        b'"type":"function_call","call_id":"1","name":"f","arguments":%b' % (b"[" * FULL)
+    ),
+    "references": lambda: responses(
+        b'"top_k":1', b"[%b]" % many(b'{"type":"item_reference","id":"x"}', FULL)
+    ),
+    "many empty tools": lambda: responses(b'"tools":[%b]' % many(b"{}", OTHER)),
+    "tools with wide schemas": lambda: responses(
+        b'"tools":[{"type":"function","name":"f","parameters":{%b}}]' % keys(1_000_000)
+    ),
+    "a choice of many tools": lambda: responses(
+        b'"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[%b]}'
+        % many(b'{"type":"function","name":"f"}', FULL)
+    ),
+    "a choice with many keys": lambda: responses(b'"tool_choice":{%b}' % keys(FULL)),
+    "metadata": lambda: responses(b'"metadata":{%b}' % texts(OTHER)),
+    "things to include": lambda: responses(b'"include":[%b]' % many(b'""', OTHER)),
+    "many variables": lambda: responses(b'"chat_template_kwargs":{%b}' % keys(OTHER)),
+    "a format of brackets": lambda: responses(b'"text":{"format":' + b"[" * FULL),
+    "a format with many keys": lambda: responses(b'"text":{"format":{%b}}' % keys(FULL)),
+}
 TOKENS: dict[str, Callable[[], bytes]] = {
     "many tokens": lambda: b'{"tokens":[%b]}' % many(b"1", FULL),
     "one long token": lambda: b'{"tokens":[%b]}' % (b"9" * FULL),
@@ -145,6 +189,7 @@ CASES = [
     *(pytest.param("/v1/completions", make, id=name) for name, make in COMPLETIONS.items()),
     *(pytest.param("/v1/chat/completions", make, id=name) for name, make in CHATS.items()),
     *(pytest.param("/v1/messages", make, id=name) for name, make in MESSAGES.items()),
+    *(pytest.param("/v1/responses", make, id=name) for name, make in RESPONSES.items()),
     *(pytest.param("/detokenize", make, id=name) for name, make in TOKENS.items()),
 ]
 
