@@ -14,6 +14,11 @@ from engine.sampling_params import ThinkingBudget
 _FIELD = "thinking_token_budget"
 
 
+def can_be_kept(markup: Markup, tokenizer: Tokenizer) -> bool:
+    """Whether this model's thoughts can be ended."""
+    return markup.thoughts is not None and tokenizer.token_id(markup.thoughts.end) is not None
+
+
 def make(max_tokens: int | None, markup: Markup, tokenizer: Tokenizer) -> ThinkingBudget | None:
     """The budget of a request.
 

@@ -17,7 +17,7 @@ class Thinking(msgspec.Struct):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    """Accepted; nothing enforces it."""
+    """After so many tokens a thought is ended, where its end is one token of the model."""
 
     display: str | None = None
     """"omitted" leaves thoughts out of the answer."""

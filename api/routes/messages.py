@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import answer, body, text_call
+from api import answer, body, text_call, thinking_budget
 from api.anthropic import conversation as messages
 from api.anthropic import openapi_fields, tools
 from api.anthropic.format import MessageFormat
@@ -59,7 +59,7 @@ def routes(service: Service) -> list[Route]:
         def call(model: LoadedModel) -> TokenCount:
             return TokenCount(len(conversation.render(model).token_ids))
 
-        headers = body.ignored_header([*ignored, *_without_effect(asked)])
+        headers = body.ignored_header([*ignored, *_without_effect(service, asked)])
         return await text_call.respond(service, request, call, len(raw), headers)
 
     return [
@@ -103,7 +103,7 @@ async def read_job(service: Service, request: Request) -> answer.Job:
     raw = await service.bodies.read(request)
     arrived_at = time.monotonic()
     asked, ignored = body.decode(raw, _MESSAGES, KNOWN_IN_MESSAGES, UNSUPPORTED)
-    conversation = _conversation(service, asked, _as_generating_chat(asked))
+    conversation = _conversation(service, asked, _as_generating_chat(service, asked))
     plan = conversation.plan
 
     def make_format(generation: Generation, prompts: list[Prompt]) -> answer.Format:
@@ -123,7 +123,7 @@ async def read_job(service: Service, request: Request) -> answer.Job:
         conversation.params,
         conversation.prepare,
         make_format,
-        body.ignored_header([*ignored, *_without_effect(asked)]),
+        body.ignored_header([*ignored, *_without_effect(service, asked)]),
         arrived_at,
         len(raw),
         num_sequences=1,
@@ -154,12 +154,13 @@ def _as_chat(asked: CountTokensBody) -> ChatBody:
     )
 
 
-def _as_generating_chat(asked: MessagesBody) -> ChatBody:
+def _as_generating_chat(service: Service, asked: MessagesBody) -> ChatBody:
     check_range("max_tokens", asked.max_tokens, 1, 2**31 - 1)
     if asked.stop_sequences is not None:
         check_stop(asked.stop_sequences, "stop_sequences")
-    if asked.thinking is not None and asked.thinking.budget_tokens is not None:
-        _check_budget(asked.thinking.budget_tokens, asked.max_tokens)
+    budget = _budget(asked)
+    if budget is not None:
+        _check_budget(budget, asked.max_tokens)
     return msgspec.structs.replace(
         _as_chat(asked),
         max_tokens=asked.max_tokens,
@@ -168,7 +169,17 @@ def _as_generating_chat(asked: MessagesBody) -> ChatBody:
         top_p=asked.top_p,
         top_k=asked.top_k,
         cache_salt=asked.cache_salt,
+        thinking_token_budget=budget if _keeps_budgets(service) else None,
     )
+
+
+def _budget(asked: CountTokensBody) -> int | None:
+    return None if asked.thinking is None else asked.thinking.budget_tokens
+
+
+def _keeps_budgets(service: Service) -> bool:
+    """Where nobody can tell a thought's end, a budget is ignored: coding agents always send one."""
+    return thinking_budget.can_be_kept(service.model.markup, service.model.tokenizer)
 
 
 def _check_budget(budget_tokens: int, max_tokens: int) -> None:
@@ -206,10 +217,10 @@ def _template_variables(asked: CountTokensBody) -> dict[str, Any]:
     return variables
 
 
-def _without_effect(asked: CountTokensBody) -> list[str]:
+def _without_effect(service: Service, asked: CountTokensBody) -> list[str]:
     """Fields inside others that are accepted and ignored."""
-    has_budget = asked.thinking is not None and asked.thinking.budget_tokens is not None
-    return ["thinking.budget_tokens"] if has_budget else []
+    is_ignored = _budget(asked) is not None and not _keeps_budgets(service)
+    return ["thinking.budget_tokens"] if is_ignored else []
 
 
 def _output_config(asked: CountTokensBody) -> OutputConfig | None:

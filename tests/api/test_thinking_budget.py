@@ -30,7 +30,7 @@ def server() -> Iterator[HttpServer]:
 
 def budget_of(server: HttpServer, path: str, body: dict[str, Any]) -> ThinkingBudget | None:
     server.engine.received.clear()
-    response = server.http.post(path, json={"max_tokens": 4, **body})
+    response = server.http.post(path, json={"max_tokens": 4} | body)
     assert response.status_code == 200, response.text
     [request] = server.engine.received
     assert request.sampling_params is not None
@@ -67,6 +67,18 @@ def test_conversation_says_whether_its_answer_begins_with_a_thought(server: Http
         found = budget_of(server, "/v1/chat/completions", body)
         assert found is not None
         assert (found.max_tokens, found.is_open) == (0, is_open)
+
+
+def test_anthropics_budget_is_the_same(server: HttpServer) -> None:
+    """Where it can be kept; nothing is said to be ignored."""
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    thinking = {"type": "enabled", "budget_tokens": 7}
+
+    found = budget_of(server, "/v1/messages", {**body, "thinking": thinking})
+    response = server.http.post("/v1/messages", json={**body, "thinking": thinking})
+
+    assert found == ThinkingBudget(7, (THINK,), END_THINK, False)
+    assert "x-raywire-ignored" not in response.headers
 
 
 @pytest.mark.parametrize("value", [None, -1])
