@@ -97,13 +97,23 @@ UNSUPPORTED: dict[str, Refusal] = {
     "background_options": Refusal("a response runs as soon as it can"),
     "context_management": _STATELESS,
     "conversation": _STATELESS,
+    "functions": Refusal("send tools"),
     "image": _TEXT_ONLY,
+    "logprobs": Refusal("send include, with message.output_text.logprobs"),
+    "max_completion_tokens": Refusal("send max_output_tokens"),
+    "max_tokens": Refusal("send max_output_tokens"),
+    "messages": Refusal("send input"),
     "mm_processor_kwargs": _TEXT_ONLY,
+    "modalities": Refusal(_TEXT_ONLY.reason, (["text"],)),
     "moderation": Refusal("this server judges nobody"),
+    "n": Refusal("a response is one answer: ask several times", (1,)),
     "prompt": Refusal("prompts that are kept elsewhere cannot be read: send instructions"),
+    "reasoning_effort": Refusal("send reasoning.effort"),
+    "response_format": Refusal("send text.format"),
     "structured_outputs": Refusal("output cannot be bound to a grammar yet"),
 }
-"""Fields of OpenAI and vLLM that ask for something we do not serve."""
+"""Fields of OpenAI and vLLM that ask for something we do not serve, and those of chats that have
+other names here."""
 
 _HINTS = frozenset({"prompt_cache_options", "prompt_cache_retention"})
 KNOWN = frozenset(ResponsesBody.__struct_fields__) | _HINTS

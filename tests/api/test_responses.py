@@ -412,6 +412,10 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"background": True, "store": False}, "background", "store"),
     ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
     ({"prompt": {"id": "p"}}, "prompt", "instructions"),
+    ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "messages", "send input"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
+    ({"n": 2}, "n", "several times"),
     ({"priority": 1}, "priority", "--scheduling-policy"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "resp_1"),
 ]
