@@ -169,7 +169,7 @@ def test_health_is_that_of_the_path_of_requests(
     """A server that is stuck with a request does not say that it is well."""
     is_stuck, is_free = threading.Event(), threading.Event()
 
-    def get_stuck(*args: object) -> list[str]:
+    def get_stuck(*args: object, **options: object) -> list[str]:
         is_stuck.set()
         is_free.wait(TIMEOUT_S)
         return ["x"]
