@@ -288,6 +288,10 @@ class CompletionBody(GenerationBody, kw_only=True):
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         elif self.logprob_token_ids:
             raise InvalidRequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        if self.logprob_token_ids and self.is_prompt_only:
+            raise InvalidRequestError(
+                "logprob_token_ids tells of new tokens, and max_tokens is 0", "logprob_token_ids"
+            )
         if self.use_beam_search and self.echo and self.logprobs is not None:
             raise InvalidRequestError(
                 "echo with logprobs has no effect with use_beam_search", "echo"

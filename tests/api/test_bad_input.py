@@ -193,6 +193,7 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (completion(prompt_logprobs=10**6), 400, "prompt_logprobs", "from 0 to 20"),
     (completion(prompt_logprobs=1, stream=True), 400, "prompt_logprobs", "stream"),
     (completion(logprob_token_ids=[1]), 400, "logprob_token_ids", "needs logprobs"),
+    (completion(logprobs=0, echo=True, max_tokens=0, logprob_token_ids=[1]), 400, None, "new tok"),
     (chat(logprob_token_ids=[1]), 400, "logprob_token_ids", "needs logprobs"),
     (completion(logprobs=0, logprob_token_ids=[300]), 400, "logprob_token_ids", "end at 299"),
     (completion(logprobs=0, logprob_token_ids=[-1]), 400, "logprob_token_ids", "no token id"),

@@ -1,9 +1,13 @@
 """What vLLM's own request fields do, on both routes, with computed answers."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from engine.wire import EngineCoreRequest
 from tests.helpers.fake_engine import prompt_as_answer, text_as_answer
@@ -109,10 +113,56 @@ def test_long_conversation_is_cut(server: HttpServer) -> None:
     assert content(chat(server, truncate_prompt_tokens=4, truncation_side="right")) == "<use"
 
 
-def test_special_tokens_are_added_where_asked_for(server: HttpServer) -> None:
-    """This tokenizer has no begin token, so there is nothing to add; the field is taken."""
-    assert choices(server, prompt="ab", add_special_tokens=False)[0]["text"] == "ab"
-    assert content(chat(server, add_special_tokens=True)) == "<user>hello<assistant>"
+BOS = 257
+
+
+def with_begin_token(folder: Path) -> Path:
+    """The model folder, with a begin token that the tokenizer puts before each text."""
+    file, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    tokenizer.save(str(file))
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(settings | {"bos_token": "<s>"}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_bos() -> Iterator[HttpServer]:
+    with serving(start=with_begin_token) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("wish", "has_begin"), [(None, True), (True, True), (False, False)])
+def test_special_tokens_are_added_where_asked_for(
+    with_bos: HttpServer, wish: bool | None, has_begin: bool
+) -> None:
+    """By default before the text of a completion, and not before a chat: its template writes it."""
+    fields = {"max_tokens": 1, "return_token_ids": True, "add_special_tokens": wish}
+
+    [choice] = choices(with_bos, prompt="ab", **fields)
+    answer = chat(with_bos, **fields)
+
+    assert choice["prompt_token_ids"] == [BOS] * has_begin + [*b"ab"]
+    assert answer["prompt_token_ids"][: wish is True] == [BOS] * (wish is True)
+    assert bytes(answer["prompt_token_ids"][wish is True :]) == b"<user>hello<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [("left", [BOS, *b"fgh"]), ("right", [BOS, *b"abc"]), (None, [BOS, *b"fgh"])]
+)
+def test_begin_token_of_a_text_stays(
+    with_bos: HttpServer, side: str | None, kept: list[int]
+) -> None:
+    """Models go astray without it. Token ids are what the client wants them to be."""
+    fields: dict[str, Any] = {"truncate_prompt_tokens": 4, "truncation_side": side, "max_tokens": 1}
+
+    [text] = choices(with_bos, prompt="abcdefgh", return_token_ids=True, **fields)
+    [tokens] = choices(with_bos, prompt=[BOS, *b"abcdefgh"], return_token_ids=True, **fields)
+
+    assert text["prompt_token_ids"] == kept
+    assert tokens["prompt_token_ids"] == ([BOS, *b"abc"] if side == "right" else [*b"efgh"])
 
 
 # ------------------------------------------------------------------------------------- the template
@@ -378,6 +428,16 @@ def test_beam_search_finds_the_likeliest_answers(server: HttpServer, is_streamed
     usage = parts[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 12)
     assert all(p.sampling_params.max_tokens == 1 for p in server.engine.received)  # type: ignore[union-attr]
+
+
+def test_beam_search_counts_as_its_answers(server: HttpServer) -> None:
+    """In the metrics; the steps between them do not."""
+    ended = 'raywire:request_success_total{engine="0",finished_reason="length",model_name="m"}'
+    before = server.metric(ended)
+
+    choices(server, prompt="x", n=3, use_beam_search=True, max_tokens=4)
+
+    assert server.metric(ended) - before == 3
 
 
 def test_beam_search_ends_where_a_token_ends_it(server: HttpServer) -> None:
