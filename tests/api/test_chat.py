@@ -67,6 +67,17 @@ def test_stream_begins_with_the_role_and_has_content_after_it(server: HttpServer
     assert response.text.count("[DONE]") == 1
 
 
+def test_stop_string_that_never_comes_leaves_no_chunk_empty(server: HttpServer) -> None:
+    """But for the role's and the last; the joined text is the same."""
+    server.engine.answer = text_as_answer("a@b@@c never ending")
+
+    chunks = events(server.chat(stream=True, stop=["@@never-there@@"]))
+
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert all(delta["content"] for delta in deltas[1:-1])
+    assert "".join(delta.get("content", "") for delta in deltas) == "a@b@@c never ending"
+
+
 def test_every_chunk_has_a_finish_reason_and_one_says_why(server: HttpServer) -> None:
     """For each of n indices, in its last chunk."""
     chunks = events(server.chat(stream=True, n=3))
