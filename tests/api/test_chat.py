@@ -158,6 +158,18 @@ def test_logprobs_have_the_chat_shape(server: HttpServer) -> None:
     assert [top["token"] for top in with_top[0]["top_logprobs"]] == ["a", "b"]
 
 
+def test_bytes_of_logprobs_joined_are_the_text(server: HttpServer) -> None:
+    """Also where a token is a part of a character, and so no text by itself."""
+    server.engine.answer = text_as_answer("漢 🙂👩‍👩‍👧 é")
+
+    [choice] = server.chat(logprobs=True).json()["choices"]
+
+    *entries, end = choice["logprobs"]["content"]
+    joined = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert joined.decode() == choice["message"]["content"] == "漢 🙂👩‍👩‍👧 é"
+    assert end["token"] == "</s>"
+
+
 def test_streamed_logprobs_joined_are_the_plain_ones(server: HttpServer) -> None:
     """Also those of tokens whose text was held back for a stop string."""
     server.engine.answer = text_as_answer("a@@b@@c")
