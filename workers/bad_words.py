@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 
-_NO_IDS: Ids = np.empty(0, np.int64)
-
 
 class BadWords:
     """Which tokens would complete a sequence that a request must not hold.
@@ -20,17 +18,13 @@ class BadWords:
     Args:
         sequences: of token ids; none is empty.
         output: so far.
-        allowed: ids outside of which nothing can be sampled anyway; empty: all can.
     """
 
-    def __init__(
-        self, sequences: Sequence[tuple[int, ...]], output: Ids, allowed: Ids = _NO_IDS
-    ) -> None:
+    def __init__(self, sequences: Sequence[tuple[int, ...]], output: Ids) -> None:
         self._last_ids: dict[tuple[int, ...], list[int]] = {}
         for *beginning, last in sequences:
             self._last_ids.setdefault(tuple(beginning), []).append(last)
         self._lengths = sorted({len(beginning) for beginning in self._last_ids})
-        self._allowed = frozenset(allowed.tolist())
         longest = self._lengths[-1]
         start = max(0, len(output) - longest)
         self._ending: deque[int] = deque(output[start:].tolist(), maxlen=longest)
@@ -45,7 +39,4 @@ class BadWords:
         for length in self._lengths:
             if length <= len(ending):
                 banned += self._last_ids.get(ending[len(ending) - length :], ())
-        # Where nothing else may come, what is allowed wins.
-        if self._allowed and self._allowed.issubset(banned):
-            return _NO_IDS
         return np.array(banned, np.int64)

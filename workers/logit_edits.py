@@ -50,7 +50,7 @@ class LogitEdits:
         self.presence_penalty = params.presence_penalty
         self.counts = _counts(params, prompt, output)
         bad_words = [ids for ids in params.bad_words_token_ids if ids[-1] < vocab_size]
-        self.bad_words = BadWords(bad_words, output, self.allowed) if bad_words else None
+        self.bad_words = BadWords(bad_words, output) if bad_words else None
         budget = params.thinking_budget
         self.thoughts = ThoughtLimit(budget, output.tolist()) if budget is not None else None
 
@@ -72,7 +72,10 @@ class LogitEdits:
         allowed = self.allowed
         banned = self.banned if self.num_output < self.min_tokens else _NO_IDS
         if self.bad_words is not None:
-            banned = np.concatenate([self.bad_words.banned(), banned])
+            with_words = np.concatenate([self.bad_words.banned(), banned])
+            # Where nothing else may come, what is allowed wins over words.
+            if mask is not None or not len(allowed) or len(np.setdiff1d(allowed, with_words)):
+                banned = with_words
         if mask is None:
             return allowed, banned
         allowed = allowed[token_masks.are_allowed(mask, allowed)]

@@ -148,16 +148,24 @@ def test_bad_words_token_by_token_are_the_plain_definition(
     assert set(whole.banned().tolist()) == set(grown.banned().tolist()) == plain
 
 
-def test_bad_words_never_leave_nothing() -> None:
-    """Where only bad words are allowed, what is allowed wins; ids beyond the model ban nobody."""
+@pytest.mark.parametrize(
+    ("output", "left"),
+    [((), [4, 5]), ((9,), [4, 5]), ((9, 9), [6])],
+)
+def test_bad_words_never_leave_nothing(output: tuple[int, ...], left: list[int]) -> None:
+    """Where only bad words and the end are allowed, and the end not yet: what is allowed wins. Ids
+    beyond the model ban nobody."""
     params = SamplingParams(
-        allowed_token_ids=(4, 5), bad_words_token_ids=((4,), (5,), (VOCAB + 3,), (VOCAB + 4, 6))
+        allowed_token_ids=(4, 5, 6),
+        bad_words_token_ids=((4,), (5,), (VOCAB + 3,), (VOCAB + 4, 6)),
+        min_tokens=2,
+        eos_token_ids=(6,),
     )
     logits = torch.zeros(2, VOCAB)
 
-    logit_edits.apply(logits, [(0, LogitEdits(params, VOCAB, ids([]), ids([])))])
+    logit_edits.apply(logits, [(0, LogitEdits(params, VOCAB, ids([]), ids(output)))])
 
-    assert logits[0].isfinite().nonzero().flatten().tolist() == [4, 5]
+    assert logits[0].isfinite().nonzero().flatten().tolist() == left
     assert not logits[1].any()
 
 
