@@ -150,7 +150,7 @@ def _option(
         *names,
         field,
         default=default,
-        show_default=default not in (None, ()),
+        show_default=default not in (None, "") and not isinstance(default, tuple),
         type=type,
         multiple=multiple,
         help=help,
@@ -247,8 +247,12 @@ _WEB_OPTIONS = [
         help="""Web sites whose scripts may speak to this server, as '["https://a.org"]'; "*" is all
         of them. Unless given, none.""",
     ),
-    _option("HTTP", "--allowed-methods", type=JsonTexts(), help="Methods for those scripts."),
-    _option("HTTP", "--allowed-headers", type=JsonTexts(), help="Headers for those scripts."),
+    _option(
+        "HTTP", "--allowed-methods", type=JsonTexts(), help="Of those scripts. Unless given, all."
+    ),
+    _option(
+        "HTTP", "--allowed-headers", type=JsonTexts(), help="Of those scripts. Unless given, all."
+    ),
     _option(
         "HTTP",
         "--allow-credentials/--no-allow-credentials",
