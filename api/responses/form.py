@@ -118,8 +118,9 @@ class ResponseFormat:
         self._end("cancelled")
 
     def fail(self, failure: Failure) -> None:
-        """Something has failed."""
-        self._fail("server_error", failure.details.message)
+        """Something has failed, or the engine has refused the request."""
+        is_ours = failure.status >= 500
+        self._fail("server_error" if is_ours else "invalid_prompt", failure.details.message)
 
     # ---------------------------------------------------------------------------- answer.Format
 
