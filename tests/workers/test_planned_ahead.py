@@ -2,7 +2,7 @@
 
 The worker goes on with tokens that it has sampled itself, while the core does not know them yet. So
 whatever depends on a request's own tokens is asked for here: penalties, the least number of tokens,
-seeds, log probabilities, ends.
+seeds, log probabilities, bad words, thoughts, ends.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from engine.config import CacheConfig, SchedulerConfig
+from engine.sampling_params import ThinkingBudget
 from engine.step import NO_TOKEN, OWN_TOKEN
 from engine.wire import EngineCoreRequest, FinishReason
 from tests.helpers.engine_core import CoreUnderTest, Received, make_request
@@ -44,6 +45,19 @@ ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0, "ignore_eos": True, "eos_token_ids": ANY_END, "max_tokens": 15},
     {"temperature": 0.0, "max_tokens": 1},
     {"temperature": 1.0, "seed": 2, "max_tokens": 2},
+    {
+        "temperature": 0.9,
+        "seed": 3,
+        "max_tokens": 20,
+        "bad_words_token_ids": ((5, 6), (9,), (6, 9, 7)),
+        "logprobs": 0,
+        "logprob_token_ids": (9, 2),
+    },
+    {
+        "temperature": 0.0,
+        "max_tokens": 20,
+        "thinking_budget": ThinkingBudget(3, (5,), 11, is_open=True),
+    },
 ]
 
 
