@@ -14,8 +14,9 @@ from engine.structured_output import StructuredOutput
 MAX_CHOICES = 4096
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between JSON's tokens. Bounded, because small models, once they have begun, may put white space
-there for ever; 40 is ten levels of indentation."""
+"""Between JSON's tokens, unless a schema's own `x-guidance` says otherwise. Bounded, because small
+models, once they have begun, may put white space there for ever; 40 is ten levels of
+indentation."""
 
 # A grammar that forces bytes is by default tokenized by the library, which then needs a whole
 # tokenizer (on 262,144 tokens 350 MiB and 5 s), and masks all but one token. Without that the model
@@ -51,7 +52,7 @@ def _grammar_of(output: StructuredOutput) -> str:
         case "json_schema":
             schema = "{}" if output.spec.strip() == "true" else output.spec
             return LLMatcher.grammar_from_json_schema(
-                schema, overrides={"whitespace_pattern": _WHITESPACE}
+                schema, defaults={"whitespace_pattern": _WHITESPACE}
             )
         case "regex":
             return LLMatcher.grammar_from_regex(output.spec)
