@@ -186,6 +186,13 @@ class Response(msgspec.Struct, kw_only=True):
     user: str | None
 
 
+class InputTokens(msgspec.Struct):
+    """Answer of POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Deleted(msgspec.Struct):
     """Answer to DELETE."""
 

@@ -1,36 +1,27 @@
 """POST /v1/responses, and what may be done with a response afterwards: read it, list what it was
 given, cancel it, delete it.
 
-    body -> ResponseRequest -> conversation -> job -> answer (whole, streamed)     the connection's
-                                                   -> run -> store                 the background's
+    body -> job -> answer (whole, streamed) -> store       the connection's
+                -> run                      -> store       the background's
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from api import answer, body, client_watch, message_plan, route_headers
-from api.conversation import Conversation
-from api.generate import Generation, Prompt
-from api.message_plan import MessageReader
-from api.prompts import MAX_VALUES
-from api.responses import input_items, item_list, truncate
-from api.responses import request as response_request
+from api import answer, client_watch, route_headers, text_call
+from api.generate import Generation
+from api.responses import item_list
 from api.responses.background import History, HistoryReader, Run, Runs
 from api.responses.form import ResponseFormat
-from api.responses.items import Item
+from api.responses.job import Asked, Jobs
 from api.responses.lookup import Lookup
-from api.responses.messages import to_messages
 from api.responses.protocol import (
-    KNOWN,
-    UNSUPPORTED,
     Deleted,
     Event,
+    InputTokens,
     ItemList,
     Response,
     ResponsesBody,
@@ -38,12 +29,10 @@ from api.responses.protocol import (
 from api.responses.store import ResponseStore
 from api.routes import render
 from api.routing import Route
-from api.service import Service
+from api.service import LoadedModel, Service
 from api.sse import EventStream
-from api.tokenizer import Tokenizer
 from engine.errors import InvalidRequestError
 
-_DECODER = msgspec.json.Decoder(ResponsesBody)
 _PATH = "/v1/responses"
 _ONE = f"{_PATH}/{{response_id}}"
 
@@ -71,6 +60,15 @@ def routes(service: Service) -> list[Route]:
             body=ResponsesBody,
             example={"input": "Say hi."},
             answer=render.RenderedPrompt,
+        ),
+        Route(
+            ("POST",),
+            f"{_PATH}/input_tokens",
+            endpoints.count_input,
+            summary="How many tokens a response would be given",
+            body=ResponsesBody,
+            example={"input": "Say hi."},
+            answer=InputTokens,
         ),
         Route(
             ("GET",),
@@ -109,6 +107,7 @@ class _Responses:
         self._store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self._runs = Runs()
         self._lookup = Lookup(self._store, self._runs)
+        self._jobs = Jobs(service, self._store, self._lookup)
         for name, documentation, read in (
             ("responses_stored", "Responses that are kept", self._store.__len__),
             ("responses_stored_bytes", "What they take", lambda: self._store.num_bytes),
@@ -117,21 +116,27 @@ class _Responses:
             service.metrics.watch(name, documentation, read)
 
     async def create(self, request: Request) -> HttpResponse:
-        fields, job = await self._read(request)
-        if fields.background:
+        asked = await self._read(request)
+        job = self._jobs.job(asked)
+        if asked.request.body.background:
             return await self._start(request, job)
         return await answer.respond(self._service, request, job)
 
     async def read_job(self, service: Service, request: Request) -> answer.Job:
         """What a request asks for."""
-        _, job = await self._read(request)
-        return job
+        return self._jobs.job(await self._read(request))
 
-    async def _read(self, request: Request) -> tuple[ResponsesBody, answer.Job]:
+    async def count_input(self, request: Request) -> HttpResponse:
+        asked = await self._read(request)
+
+        def call(model: LoadedModel) -> InputTokens:
+            return InputTokens(len(asked.conversation.render(model).token_ids))
+
+        return await text_call.respond(self._service, request, call, asked.num_bytes, asked.headers)
+
+    async def _read(self, request: Request) -> Asked:
         raw = await self._service.bodies.read(request)
-        arrived_at = time.monotonic()
-        fields, ignored = body.decode(raw, _DECODER, KNOWN, UNSUPPORTED)
-        return fields, self._job(fields, len(raw), arrived_at, ignored)
+        return self._jobs.read(raw, time.monotonic())
 
     async def retrieve(self, request: Request) -> HttpResponse:
         response_id = request.path_params["response_id"]
@@ -170,71 +175,6 @@ class _Responses:
         items = self._lookup.conversation(request.path_params["response_id"])
         return answer.json_response(item_list.page(items, request.query_params))
 
-    # ------------------------------------------------------------------------------- create
-
-    def _job(
-        self, fields: ResponsesBody, num_bytes: int, arrived_at: float, ignored: list[str]
-    ) -> answer.Job:
-        """Everything that can be wrong without looking at tokens."""
-        service = self._service
-        service.check_model_name(fields.model)
-        answer.check_priority(fields.priority, service)
-        wanted = response_request.check(fields)
-        before: Sequence[Item] = ()
-        if fields.previous_response_id is not None:
-            previous = self._lookup.previous(fields.previous_response_id)
-            before = previous.items
-            num_bytes += self._store.num_item_bytes(previous)
-        template = service.model.template
-        source = template.source or ""
-        knows_developers = "developer" in source
-        asked = _Input(fields, before, self._store.find_item, knows_developers=knows_developers)
-        response_id = self._store.new_id()
-        plan = message_plan.make(service.model.markup, wanted.tools, None)
-        conversation = Conversation(
-            read_messages=asked.read_messages,
-            plan=plan,
-            params=wanted.params,
-            answer_id=response_id,
-            variables=wanted.variables,
-            cuts_max_tokens=True,
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt,
-            param="input",
-        )
-
-        def make_format(generation: Generation, prompts: list[Prompt]) -> ResponseFormat:
-            name = fields.model or service.config.served_model_names[0]
-            is_kept = self._store.is_on and fields.store is not False
-            keep = self._store.put if is_kept and not fields.background else None
-            reader = MessageReader(plan, is_thinking=prompts[0].is_thinking)
-            return ResponseFormat(
-                response_request.new_response(wanted, response_id, name, is_kept=is_kept),
-                asked.items,
-                generation,
-                None if plan.is_plain else reader,
-                keep,
-                _byte_counter(service.model.tokenizer, plan.kept_token_ids),
-                has_events=bool(fields.stream),
-            )
-
-        return answer.Job(
-            bool(fields.stream),
-            wanted.params,
-            (
-                partial(truncate.prepare, conversation)
-                if fields.truncation == "auto"
-                else conversation.prepare
-            ),
-            make_format,
-            body.ignored_header([*ignored, *wanted.without_effect(source)]),
-            arrived_at,
-            num_bytes,
-            num_sequences=1,
-            render_s=template.short_render_s,
-            kept_token_ids=plan.kept_token_ids,
-        )
-
     async def _start(self, request: Request, job: answer.Job) -> HttpResponse:
         """Run a job in the background."""
         if not self._store.is_on:
@@ -262,55 +202,6 @@ class _Responses:
         if job.is_streamed:
             return _stream(request, run.history, 0, headers)
         return answer.json_response(form.response, headers)
-
-
-class _Input:
-    """What was said, before this request and in it.
-
-    Args:
-        fields: of the request.
-        before: the conversation that it continues.
-        find: finds what a model wrote in earlier responses, by its name.
-        knows_developers: the chat template reads messages of developers.
-    """
-
-    def __init__(
-        self,
-        fields: ResponsesBody,
-        before: Sequence[Item],
-        find: Callable[[str], Item | None],
-        *,
-        knows_developers: bool,
-    ) -> None:
-        self.items: Sequence[Item] = before
-        """All of it, once it is read."""
-        self._new: list[Item] | None = None
-        self._fields = fields
-        self._find = find
-        self._knows_developers = knows_developers
-
-    def read_messages(self) -> list[dict[str, Any]]:
-        """The same as messages. Reads the request once, however often it is called."""
-        if self._new is None:
-            self._new = input_items.read(self._fields.input, self._find)
-            self.items = [*self.items, *self._new]
-        if len(self.items) > MAX_VALUES:
-            raise InvalidRequestError(
-                f"the conversation has {len(self.items)} items; {MAX_VALUES} are the most", "input"
-            )
-        return to_messages(
-            self.items, self._fields.instructions, knows_developers=self._knows_developers
-        )
-
-
-def _byte_counter(tokenizer: Tokenizer, kept_token_ids: frozenset[int]) -> Callable[[int], int]:
-    """How many bytes of the text are a token's: none, if it is not shown."""
-
-    def count(token_id: int) -> int:
-        is_hidden = token_id in tokenizer.special_token_ids and token_id not in kept_token_ids
-        return 0 if is_hidden else len(tokenizer.token_bytes(token_id))
-
-    return count
 
 
 def _stream(

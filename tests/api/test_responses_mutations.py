@@ -11,7 +11,7 @@ from tests.helpers.http_server import HttpServer, serving
 from tests.helpers.mutations import mutations
 from tests.helpers.responses import TEMPLATE, WEATHER
 
-PATHS = ("/v1/responses", "/v1/responses/render")
+PATHS = ("/v1/responses", "/v1/responses/render", "/v1/responses/input_tokens")
 
 BODY: dict[str, Any] = {
     "model": "m",

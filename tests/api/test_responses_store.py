@@ -189,6 +189,25 @@ def test_items_can_be_referred_to(server: HttpServer) -> None:
     assert missing.json()["error"]["param"] == "input[1].id"
 
 
+def test_input_can_be_counted(server: HttpServer) -> None:
+    """As many tokens as the response would be given; also more than the model takes."""
+    first = ask(server, input="1?", tools=[WEATHER])
+    fields = {"input": "2?", "previous_response_id": first["id"], "instructions": "Be brief."}
+
+    count = server.http.post("/v1/responses/input_tokens", json={"model": "m", **fields}).json()
+    second = ask(server, **fields)
+    long = server.http.post("/v1/responses/input_tokens", json={"input": "x" * 3000})
+    assert long.status_code == 200, long.text
+
+    assert count == {
+        "input_tokens": second["usage"]["input_tokens"],
+        "object": "response.input_tokens",
+    }
+    assert long.json()["input_tokens"] == len("<user><assistant>") + 3000
+    bad = server.http.post("/v1/responses/input_tokens", json={"model": "m"})
+    assert bad.json()["error"]["param"] == "input"
+
+
 def test_results_of_calls_follow_in_the_next_request(server: HttpServer) -> None:
     """The call is the store's, the result the client's."""
     server.engine.answer = text_as_answer(ANSWER)
