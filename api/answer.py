@@ -125,9 +125,7 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
         RequestError, ServerError: nothing has been sent.
         ClientDisconnect: nobody is left to answer; nothing runs any more.
     """
-    wish = route_headers.read(request.headers.raw, service.ranks)
-    if job.session is not None:
-        wish = wish.with_session(job.session)
+    wish = route_wish(service, request, job)
     generation = job.make_generation()
     watch = client_watch.of(request)
 
@@ -147,6 +145,12 @@ async def respond(service: Service, request: Request, job: Job) -> Response:
     finally:
         if is_over:
             clean_up()
+
+
+def route_wish(service: Service, request: Request, job: Job) -> RouteWish:
+    """What the client says about ranks, in headers and body."""
+    wish = route_headers.read(request.headers.raw, service.ranks)
+    return wish if job.session is None else wish.with_session(job.session)
 
 
 async def start(

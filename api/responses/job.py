@@ -125,6 +125,7 @@ class Jobs:
             num_sequences=1,
             render_s=self._service.model.template.short_render_s,
             kept_token_ids=asked.plan.kept_token_ids,
+            session=fields.prompt_cache_key,
         )
 
     def _make_format(

@@ -82,10 +82,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
 
+    prompt_cache_key: str | None = None
+    """Requests of one key share a rank where that costs nothing, as those of one session."""
+
     # Accepted without an effect, and shown again in the response.
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     service_tier: str | None = None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from api import answer, client_watch, route_headers, text_call
+from api import answer, client_watch, text_call
 from api.generate import Generation
 from api.responses import item_list
 from api.responses.background import History, HistoryReader, Run, Runs
@@ -186,7 +186,7 @@ class _Responses:
         self._runs.check_room()
         generation = Generation()
         watch = client_watch.of(request)
-        wish = route_headers.read(request.headers.raw, self._service.ranks)
+        wish = answer.route_wish(self._service, request, job)
         is_started = False
         try:
             form, headers = await answer.start(self._service, job, generation, watch, wish)

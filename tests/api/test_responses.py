@@ -342,6 +342,18 @@ def test_sampling_fields_reach_the_engine(server: HttpServer) -> None:
     assert (params.seed, params.max_tokens, params.min_p) == (3, 9, 0.1)
 
 
+def test_requests_with_one_cache_key_share_a_rank() -> None:
+    """It is where their prefix is cached."""
+    with serving(num_engines=4) as server:
+        routes = [
+            respond(server, input=f"{i} is new", prompt_cache_key="k").headers["x-raywire-route"]
+            for i in range(4)
+        ]
+
+    assert len({route.partition(";")[0] for route in routes}) == 1
+    assert all("rule=session" in route for route in routes[1:])
+
+
 def test_stop_strings_work(server: HttpServer) -> None:
     """They are no field of OpenAI's here, but of vLLM's."""
     server.engine.answer = endless_answer
