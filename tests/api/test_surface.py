@@ -9,7 +9,8 @@ import pytest
 
 import engine
 from api.errors import is_anthropic
-from tests.helpers.http_server import HttpServer, events, serving
+from tests.helpers.fake_engine import endless_answer
+from tests.helpers.http_server import HttpServer, events, serving, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +146,17 @@ def test_server_info_tells_no_secret(server: HttpServer) -> None:
     assert not re.search(r"/tmp|/home|/usr|\.sock|ipc:|tcp:|127\.0|PATH|0x", shown)
 
 
-def test_load_is_what_is_in_work(server: HttpServer) -> None:
+def test_load_is_what_is_in_work() -> None:
     """Requests being answered; asking for it is none."""
-    assert server.http.get("/load").json() == {"server_load": 0}
+    with serving(endless_answer) as server:
+        assert server.http.get("/load").json() == {"server_load": 0}
+        body = {"prompt": "x", "stream": True, "max_tokens": 900}
+        server.engine.step_s = 0.05  # it takes longer than the test
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()  # held: without it the stream would be closed
+            next(lines)
+            assert server.http.get("/load").json() == {"server_load": 1}
+        wait_for(lambda: server.http.get("/load").json() == {"server_load": 0})
 
 
 def test_ping_is_health(server: HttpServer) -> None:
