@@ -9,6 +9,26 @@ from api.generate import Generation
 from api.protocol import GenerationBody
 from api.sampling import SamplingParams
 from api.stream_interval import SpacedGeneration
+from engine.errors import InvalidRequestError
+
+
+MAX_BEAMS_TOGETHER = 128
+"""Of all prompts of a request. All of a step are sent at once: some milliseconds of the loop."""
+
+
+def check_beams(body: GenerationBody, num_prompts: int) -> None:
+    """Bound the beams of one request.
+
+    Raises:
+        InvalidRequestError: there would be too many.
+    """
+    if body.use_beam_search and num_prompts * body.num_choices > MAX_BEAMS_TOGETHER:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n={body.num_choices} are"
+            f" {num_prompts * body.num_choices} beams; {MAX_BEAMS_TOGETHER} are the most in one"
+            " request",
+            "n",
+        )
 
 
 def generation_for(body: GenerationBody, params: SamplingParams) -> Callable[[], Generation]:

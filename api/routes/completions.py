@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import answer, body, errors, ids, openapi_fields, prompts, sse, thinking_budget
-from api.choosing import generation_for
+from api.choosing import check_beams, generation_for
 from api.fields import KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
 from api.generate import Batch, Generation, Prompt
 from api.input_processor import DEFAULT_COMPLETION_TOKENS
@@ -74,6 +74,7 @@ def _job(
     given = prompts.read(completion.prompt, service.model.inputs, may_be_long=is_cut)
     num_sequences = len(given) * completion.num_sequences
     answer.check_size(len(given), completion.num_sequences, service)
+    check_beams(completion, len(given))
     params = _params(service, completion)
     answer_id = ids.answer_id("cmpl-", completion.request_id)
 

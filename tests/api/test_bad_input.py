@@ -167,6 +167,7 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (completion(prompt=["x"] * 64, best_of=128), 400, "n", "8192 sequences"),
     # Beam search.
     (completion(use_beam_search=True, n=11), 400, "n", "from 1 to 10"),
+    (completion(prompt=["x"] * 13, use_beam_search=True, n=10), 400, "n", "130 beams"),
     (completion(use_beam_search=True, length_penalty=11), 400, "length_penalty", "to 10"),
     (completion(length_penalty=2), 400, "length_penalty", "needs use_beam_search"),
     (completion(use_beam_search=True, stop="a"), 400, "stop", "no effect"),
