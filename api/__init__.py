@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from api.llm import LLM, CompletionOutput, RequestOutput
     from api.sampling import SamplingParams
+    from api.structured.options import StructuredOutputsParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from api.sampling import SamplingParams  # on first use, as the docstring says
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from api.structured.options import StructuredOutputsParams  # on first use
+
+        return StructuredOutputsParams
     from api import llm  # on first use
 
     return getattr(llm, name)

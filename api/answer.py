@@ -200,11 +200,16 @@ def _prepare(job: Job, model: LoadedModel) -> tuple[list[Prompt], list[OutputPro
     """All that the loop need not do itself."""
     prompts = job.prepare(model)
     processors = [
-        OutputProcessor(model.tokenizer, job.params, prompt.token_ids, job.kept_token_ids)
+        OutputProcessor(model.tokenizer, params, prompt.token_ids, job.kept_token_ids)
         for prompt in prompts
-        for _ in prompt.requests
+        for params in [_bound(job.params, prompt)] * len(prompt.requests)
     ]
     return prompts, processors
+
+
+def _bound(params: SamplingParams, prompt: Prompt) -> SamplingParams:
+    """The parameters of a prompt's sequences: a text that is whole ends them without a token."""
+    return params if prompt.bound is None else params.bound_by(prompt.bound.output)
 
 
 def check_size(num_prompts: int, n: int, service: Service) -> None:

@@ -13,9 +13,14 @@ from api.generate import Prompt
 from api.message_plan import MessagePlan
 from api.sampling import SamplingParams
 from api.service import LoadedModel
+from api.structured.fields import Wanted
 from api.truncation import Truncation
 from api.typed_tokens import unmarked
 from engine.errors import InvalidRequestError
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,9 @@ class Conversation:
 
     params: SamplingParams
     answer_id: str
+    read_wanted: Callable[[], Wanted | None] = _nothing
+    """Decodes and checks what the request says of the answer's form; called by `prepare`."""
+
     variables: dict[str, Any] = field(default_factory=dict)
     """What else the template reads."""
 
@@ -94,9 +102,13 @@ class Conversation:
             num_output_tokens=self.params.max_tokens,
         )
         beginning = messages[-1].get("content") if self.continue_final_message else None
-        is_thinking = self.plan.is_thinking(text, beginning)
-        echoed = _last_words(messages) if self.is_echoed else ""
-        return RenderedConversation(unmarked(text), token_ids, is_thinking, echoed)
+        return RenderedConversation(
+            unmarked(text),
+            token_ids,
+            is_thinking=self.plan.is_thinking(text, beginning),
+            may_think=self.plan.may_think(text, beginning),
+            echoed=_last_words(messages) if self.is_echoed else "",
+        )
 
     def prepare(self, model: LoadedModel) -> list[Prompt]:
         """Render and tokenize: the `prepare` of an `answer.Job`.
@@ -105,9 +117,13 @@ class Conversation:
             RequestError: as `render`, or they are too long.
         """
         rendered = self.render(model)
+        bound = self.plan.grammar(
+            self.read_wanted(), is_thinking=rendered.is_thinking, may_think=rendered.may_think
+        )
+        params = self.params if bound is None else self.params.bound_by(bound.output)
         requests = model.inputs.make_requests(
             rendered.token_ids,
-            thinking_budget.opened(self.params, rendered.is_thinking),
+            thinking_budget.opened(params, rendered.is_thinking),
             request_id=self.answer_id,
             cuts_max_tokens=self.cuts_max_tokens,
             priority=self.priority,
@@ -121,6 +137,7 @@ class Conversation:
                 rendered.text,
                 is_thinking=rendered.is_thinking,
                 beginning=rendered.echoed,
+                bound=bound,
             )
         ]
 
@@ -133,6 +150,9 @@ class RenderedConversation:
     token_ids: list[int]
     is_thinking: bool
     """It ends inside a thought, where thoughts are told apart."""
+
+    may_think: bool = False
+    """So it does, or the answer may begin with one."""
 
     echoed: str = ""
     """What the answer repeats of it."""

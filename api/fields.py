@@ -10,27 +10,17 @@ from api.body import Refusal
 from api.protocol import ChatBody, CompletionBody
 
 _TRANSFER = Refusal("this server computes prompt and answer in one place")
-_GUIDED = Refusal("output cannot be bound to a grammar yet")
-_GUIDED_AS_IN_OLD_VLLM = Refusal("vLLM has replaced it by structured_outputs")
 _TEXT_ONLY = Refusal("prompts and answers are text")
 _NO_LORA = Refusal("there are no LoRA adapters yet")
 
 _REFUSED_IN_BOTH: dict[str, Refusal] = {
     "ec_transfer_params": _TRANSFER,
-    "guided_choice": _GUIDED_AS_IN_OLD_VLLM,
-    "guided_decoding_backend": _GUIDED_AS_IN_OLD_VLLM,
-    "guided_grammar": _GUIDED_AS_IN_OLD_VLLM,
-    "guided_json": _GUIDED_AS_IN_OLD_VLLM,
-    "guided_regex": _GUIDED_AS_IN_OLD_VLLM,
-    "guided_whitespace_pattern": _GUIDED_AS_IN_OLD_VLLM,
     "kv_transfer_params": _TRANSFER,
     "logits_processors": Refusal("a request cannot bring code"),
     "lora_request": _NO_LORA,
     "pooling_params": Refusal("a generating model does not pool"),
     "prompt_embeds": Refusal("send a text or token ids"),
-    "response_format": Refusal(_GUIDED.reason, ({"type": "text"},)),
     "routed_experts_prompt_start": Refusal("which experts a token took is not recorded"),
-    "structured_outputs": _GUIDED,
     "vllm_xargs": Refusal("there are no plugins that could read them"),
     "watermarking": Refusal("answers have no watermark"),
 }
@@ -54,6 +44,7 @@ UNSUPPORTED_IN_CHAT = _REFUSED_IN_BOTH | {
 
 IGNORED = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "mm_payload",
         "prediction",

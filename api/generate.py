@@ -21,7 +21,9 @@ from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
 from api.route_headers import RouteWish
 from api.service import Service
-from engine.errors import RaywireError
+from api.structured.fields import Wanted
+from engine.errors import InvalidRequestError, RaywireError
+from engine.structured_output import PARAM
 from engine.wire import EngineCoreRequest
 
 _SENT_AT_ONCE = 32
@@ -44,6 +46,9 @@ class Prompt:
 
     is_thinking: bool = False
     """It ends inside a thought, where thoughts are told apart."""
+
+    bound: Wanted | None = None
+    """What the output must look like."""
 
 
 class Choice:
@@ -107,6 +112,7 @@ class Generation:
         """What has ended all of them, until it is raised."""
         self._is_cancelled = False
         self._n = 1
+        self._bound: Wanted | None = None
 
     def add(self, choice: Choice) -> None:
         """One more sequence, which runs."""
@@ -136,6 +142,7 @@ class Generation:
             EngineDeadError: an engine core is gone.
         """
         self._n = len(prompts[0].requests)
+        self._bound = prompts[0].bound
         requests = [request for prompt in prompts for request in prompt.requests]
         for index, (request, processor) in enumerate(zip(requests, processors, strict=True)):
             if index and index % _SENT_AT_ONCE == 0:
@@ -191,7 +198,7 @@ class Generation:
             try:
                 delta = choice.take()
             except RaywireError as error:
-                self._failure = self._failure or error
+                self._failure = self._failure or self._blamed(error)
             else:
                 if delta is not None:
                     batch.append((choice, delta))
@@ -202,6 +209,15 @@ class Generation:
         elif has_ended:
             self._running = [each for each in self._running if not each.processor.is_finished]
         return batch
+
+    def _blamed(self, error: RaywireError) -> RaywireError:
+        """The same error with the client's field: the engine knows a description of the output, not
+        what it was made of."""
+        if not isinstance(error, InvalidRequestError) or error.param != PARAM or not self._bound:
+            return error
+        blamed = InvalidRequestError(error.message, self._bound.field)
+        blamed.code = error.code
+        return blamed
 
     def cancel(self) -> None:
         """The client has gone: abort, and end `batches`."""

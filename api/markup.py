@@ -1,8 +1,8 @@
 """How one model marks tool calls and thoughts in its answers. Made when a model is loaded."""
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from api import reasoning
 from api.chat_template import ChatTemplate
@@ -31,6 +31,9 @@ class Markup:
     thought_token_ids: frozenset[int]
     """The same of thoughts."""
 
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of their own, special or not, that markers are or hold: a grammar names them."""
+
     @classmethod
     def choose(cls, config: ApiConfig, tokenizer: Tokenizer, template: ChatTemplate) -> "Markup":
         """By the flags, or by the model's template."""
@@ -49,7 +52,24 @@ class Markup:
             thoughts or None,
             _special_ids(tokenizer, calls.markers if calls else ()),
             _special_ids(tokenizer, (thoughts.start, thoughts.end) if thoughts else ()),
+            _added_tokens(
+                tokenizer,
+                (
+                    *(calls.markers if calls else ()),
+                    *((thoughts.start, thoughts.end) if thoughts else ()),
+                ),
+            ),
         )
+
+
+def _added_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> dict[str, int]:
+    """Added tokens that are, or are in, one of the markers."""
+    names = {tokenizer.token_name(token_id): token_id for token_id in tokenizer.added_token_ids}
+    return {
+        name: token_id
+        for name, token_id in names.items()
+        if name and not name.isalnum() and any(name in marker for marker in markers)
+    }
 
 
 def _special_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

@@ -5,12 +5,16 @@
 Used by all routes that take messages: each makes its own JSON of the events.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
+from api import answer_grammar
+from api.answer_grammar import Calls, Thought, ThoughtState
 from api.markup import Markup
 from api.message_parser import MessageEvent, MessageParser, Reasoning
 from api.reasoning import ReasoningFamily
+from api.structured.fields import Wanted
+from api.tools import select
 from api.tools.base import Arguments, CallStart, Text
 from api.tools.request import ToolRequest
 from api.tools.select import Family
@@ -27,6 +31,9 @@ class MessagePlan:
     shows_thoughts: bool
     kept_token_ids: frozenset[int]
     """Special tokens that must show in the text."""
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of which markers are made."""
 
     @property
     def is_plain(self) -> bool:
@@ -46,6 +53,42 @@ class MessagePlan:
             return self.thoughts.is_open_in(beginning)
         return self.thoughts.is_open_after(prompt)
 
+    def may_think(self, prompt: str, beginning: object) -> bool:
+        """Whether answers begin inside a thought, or may begin with one. Arguments as above."""
+        if self.thoughts is None:
+            return False
+        if isinstance(beginning, str):
+            return self.thoughts.is_open_in(beginning)
+        return self.thoughts.may_open_after(prompt)
+
+    def grammar(
+        self, wanted: Wanted | None, *, is_thinking: bool, may_think: bool
+    ) -> Wanted | None:
+        """What binds the answers, with all that the request says of their content.
+
+        Raises:
+            InvalidRequestError: the schema of a tool is broken, or wishes exclude each other.
+        """
+        if wanted is None and (self.tools is None or not self.tools.is_bound):
+            return None
+        thought = None
+        if self.thoughts is not None:
+            state: ThoughtState = "open" if is_thinking else "possible" if may_think else "none"
+            thought = Thought(self.thoughts, state)
+        return answer_grammar.make(wanted, self._calls(), thought, self.tokens)
+
+    def _calls(self) -> Calls | None:
+        tools = self.tools
+        if tools is None or self.calls is None:
+            return None
+        return Calls(
+            self.calls,
+            tools.bound_tools(),
+            must=tools.must_call,
+            many=tools.is_parallel and tools.choice != "named",
+            is_bound=tools.is_bound,
+        )
+
 
 def make(markup: Markup, tools: ToolRequest | None, include_reasoning: bool | None) -> MessagePlan:
     """What a request needs of this model.
@@ -53,7 +96,7 @@ def make(markup: Markup, tools: ToolRequest | None, include_reasoning: bool | No
     Raises:
         UnsupportedFieldError: it brings tools, and nobody knows how the model calls them.
     """
-    if tools is not None and markup.calls is None:
+    if tools is not None and markup.calls is None and not tools.must_call:
         raise UnsupportedFieldError(
             "tools: this server does not know how its model writes tool calls: its chat template"
             " shows none that we can read; start it with --tool-call-parser",
@@ -62,10 +105,11 @@ def make(markup: Markup, tools: ToolRequest | None, include_reasoning: bool | No
     call_token_ids = markup.call_token_ids if tools is not None else frozenset[int]()
     return MessagePlan(
         tools,
-        markup.calls if tools is not None else None,
+        (markup.calls or select.PLAIN) if tools is not None else None,
         markup.thoughts,
         include_reasoning is not False,
         call_token_ids | markup.thought_token_ids,
+        markup.tokens,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from api.prompts import MAX_PROMPTS, MAX_VALUES
 from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
 from api.sampling import MAX_BAD_WORD_CHARS, MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from api.structured.openapi_fields import OUTPUT_FORM
 from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import MAX_TOOLS
 from engine.sampling_params import (
@@ -179,6 +180,7 @@ _GENERATION = {
 
 CHAT = {
     **_GENERATION,
+    **OUTPUT_FORM,
     "messages": MESSAGES,
     "max_completion_tokens": _number(1, MAX_TOKEN_ID),
     "top_logprobs": _number(0, MAX_LOGPROBS),
@@ -189,7 +191,7 @@ CHAT = {
 }
 """Of a `ChatBody`."""
 
-COMPLETION = {**_GENERATION, "prompt": PROMPT, "logprobs": _number(0, MAX_LOGPROBS)}
+COMPLETION = {**_GENERATION, **OUTPUT_FORM, "prompt": PROMPT, "logprobs": _number(0, MAX_LOGPROBS)}
 """Of a `CompletionBody`."""
 
 CHAT_EXAMPLE = {

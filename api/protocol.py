@@ -14,6 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from api.beams import MAX_BEAMS
 from api.sampling import SamplingParams
+from api.structured import fields
+from api.structured.fields import Wanted
 from api.truncation import Truncation
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, RepetitionDetection, check_range
@@ -106,6 +108,15 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     """As the header X-Session-ID."""
 
+    # What the output must look like: read by `structured.fields`.
+    response_format: msgspec.Raw = fields.NULL
+    structured_outputs: msgspec.Raw = fields.NULL
+    guided_json: msgspec.Raw = fields.NULL
+    guided_regex: msgspec.Raw = fields.NULL
+    guided_choice: msgspec.Raw = fields.NULL
+    guided_grammar: msgspec.Raw = fields.NULL
+    guided_whitespace_pattern: msgspec.Raw = fields.NULL
+
     user: str | None = None
     """Without an effect."""
 
@@ -163,6 +174,20 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         for name, value in zip(_NOT_WITH_BEAMS, _not_with_beams(self), strict=True):
             if value not in _EMPTY and value != _NEUTRAL.get(name):
                 raise InvalidRequestError(f"{name} has no effect with use_beam_search", name)
+
+    def read_wanted(self) -> Wanted | None:
+        """What the output must look like. Takes milliseconds for long schemas.
+
+        Raises:
+            InvalidRequestError: it is malformed or too large, or said twice.
+        """
+        values = zip(fields.NAMES, _wanted_fields(self), strict=True)
+        wanted = fields.read({name: value for name, value in values if value != fields.NULL})
+        if wanted is not None and self.use_beam_search:
+            raise InvalidRequestError(
+                f"{wanted.field} has no effect with use_beam_search", wanted.field
+            )
+        return wanted
 
     @property
     def num_choices(self) -> int:
@@ -232,6 +257,7 @@ _SAMPLING_FIELDS = (
     "logprob_token_ids",
 )
 _sampling_fields = attrgetter(*_SAMPLING_FIELDS)
+_wanted_fields = attrgetter(*fields.NAMES)
 
 _RARE_FIELDS = (
     "best_of",

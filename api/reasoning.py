@@ -31,6 +31,11 @@ class ReasoningFamily:
             return not prompt.endswith(self.end)
         return prompt.endswith(self.start)
 
+    def may_open_after(self, prompt: str) -> bool:
+        """Whether an answer to this prompt may begin with a thought, or inside one: not where the
+        prompt ends with a thought that is closed, so that the model does not think."""
+        return not prompt.rstrip().endswith(self.end)
+
     def is_open_in(self, beginning: str) -> bool:
         """Whether the beginning of an answer, which the model is to continue, is a thought."""
         thought = beginning.rpartition(self.start)[2] if self.start in beginning else None

@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from api.structured import options
+from api.structured.options import StructuredOutputsParams
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_BAD_WORDS, RepetitionDetection, check_range
 from engine.sampling_params import SamplingParams as EngineSamplingParams
+from engine.structured_output import StructuredOutput
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -51,7 +54,12 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
     bad_words: tuple[str, ...] = ()
     """Words that the output must not hold, at its start or behind a space."""
 
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must look like."""
+
     def __post_init__(self) -> None:
+        if self.structured_outputs is not None:
+            self._read_structured_outputs(self.structured_outputs)
         if isinstance(self.stop, str):
             _replace(self, "stop", (self.stop,))
         for value, (name, default, is_right, kind) in zip(_checked(self), _CHECKS, strict=True):
@@ -70,6 +78,18 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
             check_stop(self.stop)
         if self.bad_words:
             _check_bad_words(self.bad_words)
+
+    def _read_structured_outputs(self, given: object) -> None:
+        if not isinstance(given, StructuredOutputsParams):
+            raise InvalidRequestError(
+                f"structured_outputs must be a StructuredOutputsParams, not {given!r:.80}",
+                "structured_outputs",
+            )
+        _replace(self, "structured_output", options.output(given))
+
+    def bound_by(self, output: StructuredOutput) -> "SamplingParams":
+        """The same, for an output of that form."""
+        return msgspec.structs.replace(self, structured_output=output)
 
     def for_engine(self, choice: int = 0) -> EngineSamplingParams:
         """What the engine needs to generate continuation number `choice`.

@@ -41,7 +41,7 @@ from api.routing import Route
 from api.sampling import SamplingParams
 from api.service import Service
 from api.tools import request as tool_request
-from engine.errors import UnsupportedFieldError
+from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 
@@ -80,10 +80,13 @@ def read_conversation(service: Service, chat: ChatBody) -> Conversation:
     chat.check(service.config.max_n)
     answer.check_priority(chat.priority, service)
     tools = tool_request.read(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    if tools is not None and tools.is_bound and chat.use_beam_search:
+        raise InvalidRequestError("calls cannot be enforced with use_beam_search", "tool_choice")
     return Conversation(
         read_messages=partial(prompts.read_messages, chat.messages),
         plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
         params=_params(service, chat),
+        read_wanted=chat.read_wanted,
         answer_id=answer_id("chatcmpl-", chat.request_id),
         variables=prompts.template_variables(chat.chat_template_kwargs, chat.reasoning_effort),
         read_documents=partial(prompts.read_documents, chat.documents),

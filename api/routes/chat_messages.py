@@ -30,10 +30,12 @@ class MessageWriter:
 
     def __init__(self, plan: MessagePlan, *, is_thinking: bool) -> None:
         self._reader = MessageReader(plan, is_thinking=is_thinking)
+        self._is_named = plan.tools is not None and plan.tools.choice == "named"
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's word for an answer that ends with calls."""
-        return "tool_calls" if reason == "stop" and self._reader.num_calls else reason
+        """OpenAI's word for an answer that ends with calls: but for one that was asked for."""
+        has_chosen = self._reader.num_calls and not self._is_named
+        return "tool_calls" if reason == "stop" and has_chosen else reason
 
     def deltas(self, text: str, *, is_last: bool) -> list[ChatDelta]:
         """What more text adds to the message."""

@@ -26,6 +26,7 @@ from api.protocol import (
 from api.routing import Route
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
+from api.structured.fields import Wanted
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
@@ -79,7 +80,9 @@ def _job(
     answer_id = ids.answer_id("cmpl-", completion.request_id)
 
     def prepare(model: LoadedModel) -> list[Prompt]:
-        return [_prepare(model, completion, params, prompt, answer_id) for prompt in given]
+        wanted = completion.read_wanted()
+        bound = params if wanted is None else params.bound_by(wanted.output)
+        return [_prepare(model, completion, bound, prompt, answer_id, wanted) for prompt in given]
 
     def make_format(generation: Generation, prompts_: list[Prompt]) -> answer.Format:
         name = completion.model or service.config.served_model_names[0]
@@ -122,6 +125,7 @@ def _prepare(
     params: SamplingParams,
     prompt: str | list[int],
     answer_id: str,
+    wanted: Wanted | None,
 ) -> Prompt:
     if isinstance(prompt, str):
         token_ids = model.inputs.encode(
@@ -142,10 +146,10 @@ def _prepare(
         cache_salt=completion.cache_salt,
     )
     if not completion.echo:
-        return Prompt(token_ids, requests)
+        return Prompt(token_ids, requests, bound=wanted)
     if isinstance(prompt, str) and completion.truncation is None:
-        return Prompt(token_ids, requests, prompt)
-    return Prompt(token_ids, requests, model.tokenizer.decode(token_ids))
+        return Prompt(token_ids, requests, prompt, bound=wanted)
+    return Prompt(token_ids, requests, model.tokenizer.decode(token_ids), bound=wanted)
 
 
 class _CompletionFormat:

@@ -42,6 +42,9 @@ class Wanted:
     field: str
     """For errors that only the engine finds."""
 
+    yields_to_calls: bool = False
+    """Where calls must be made, and so there is no content, it asks for nothing."""
+
 
 class _JsonSchema(msgspec.Struct):
     name: str
@@ -88,12 +91,33 @@ def read(given: Mapping[str, msgspec.Raw]) -> Wanted | None:
     form = _read_response_format(asked.pop(RESPONSE_FORMAT, NULL))
     _check_one([RESPONSE_FORMAT] * (form is not None) + list(asked))
     if form is not None:
-        return Wanted(_of_response_format(form, given[RESPONSE_FORMAT]), RESPONSE_FORMAT)
+        output = _of_response_format(form, given[RESPONSE_FORMAT])
+        return Wanted(output, RESPONSE_FORMAT, yields_to_calls=True)
     if not asked:
         return None
     if STRUCTURED_OUTPUTS in asked:
         return Wanted(_of_structured(asked[STRUCTURED_OUTPUTS]), STRUCTURED_OUTPUTS)
     return Wanted(_of_guided(asked), next(iter(asked)))
+
+
+def any_object(place: str) -> Wanted:
+    """Any JSON object, as an answer's format."""
+    style = JsonStyle(is_strict=False)
+    return Wanted(options.of_schema(b'{"type":"object"}', place, style), place, True)
+
+
+def under_schema(raw: msgspec.Raw, place: str, *, is_strict: bool) -> Wanted:
+    """JSON under a schema, as an answer's format.
+
+    Args:
+        raw: the schema.
+        place: of the format in the request; the schema is its field `schema`.
+        is_strict: refuse what cannot be enforced.
+    """
+    if raw == NULL:
+        raise InvalidRequestError(f"{place}.schema is required", f"{place}.schema")
+    style = JsonStyle(is_strict=is_strict)
+    return Wanted(options.of_schema(raw, f"{place}.schema", style), place, True)
 
 
 def _read_response_format(raw: msgspec.Raw) -> _ResponseFormat | None:
@@ -124,17 +148,13 @@ def _check_size(raw: msgspec.Raw, place: str) -> None:
 def _of_response_format(form: _ResponseFormat, raw: msgspec.Raw) -> StructuredOutput:
     match form.type:
         case "json_object":
-            return options.of_schema(
-                b'{"type":"object"}', RESPONSE_FORMAT, JsonStyle(is_strict=False)
-            )
+            return any_object(RESPONSE_FORMAT).output
         case "json_schema":
             place = f"{RESPONSE_FORMAT}.json_schema"
             if form.json_schema is None:
                 raise InvalidRequestError(f"{place} must hold a name and a schema", place)
-            if form.json_schema.schema == NULL:
-                raise InvalidRequestError(f"{place}.schema is required", f"{place}.schema")
-            style = JsonStyle(is_strict=bool(form.json_schema.strict))
-            return options.of_schema(form.json_schema.schema, f"{place}.schema", style)
+            wish = form.json_schema
+            return under_schema(wish.schema, place, is_strict=bool(wish.strict)).output
         case "structural_tag":
             return structural_tag.read(raw, RESPONSE_FORMAT, JsonStyle())
         case _:

@@ -1,5 +1,5 @@
 """`tools`, `tool_choice` and `parallel_tool_calls` of a chat request, checked. Used by the chat
-route; which tools the model calls is up to the model."""
+route."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,19 +7,17 @@ from typing import Any, Literal
 import msgspec
 
 from api.body import decode_field
+from api.structured.schema import MAX_SCHEMA_BYTES, JsonStyle, check_depth, checked
+from api.tools import binding
 from api.tools.base import Tools
+from api.tools.binding import BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError
 
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 1 << 20
 MAX_TOOLS_VALUES = 1 << 16
 """Values in all schemas together, and about as many commas in their texts."""
-
-_UNBOUND = (
-    "needs output that is bound to a grammar, which this server does not do yet; with tool_choice"
-    " auto the model chooses"
-)
 
 
 class _Function(msgspec.Struct):
@@ -27,7 +25,7 @@ class _Function(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Accepted; the model sees it where its template shows it, and nothing enforces it yet."""
+    """Calls that the model chooses to make have valid arguments."""
 
 
 class _Tool(msgspec.Struct):
@@ -61,6 +59,56 @@ class ToolRequest:
     is_parallel: bool
     """More than one call in an answer."""
 
+    choice: Literal["auto", "required", "named"] = "auto"
+    """Whether the model may call a tool or must; of a named one there is exactly one call."""
+
+    callable_names: tuple[str, ...] = ()
+    """Where it must: which."""
+
+    strict_names: frozenset[str] = frozenset()
+
+    @property
+    def must_call(self) -> bool:
+        return self.choice != "auto"
+
+    @property
+    def is_bound(self) -> bool:
+        """A grammar has to see to it."""
+        return self.must_call or bool(self.strict_names)
+
+    def bound_tools(self) -> list[BoundTool]:
+        """The tools that may be called, for the grammar of calls. Takes milliseconds for long
+        schemas.
+
+        Raises:
+            InvalidRequestError: a schema is broken, or a name cannot be written.
+        """
+        names = self.callable_names if self.must_call else tuple(self.schemas)
+        return [self._bound(name) for name in names]
+
+    def _bound(self, name: str) -> BoundTool:
+        index = list(self.schemas).index(name)
+        place = f"tools[{index}].function"
+        if binding.NAME.fullmatch(name) is None:
+            raise InvalidRequestError(
+                f"{place}.name: a name that is to be enforced has 1 to 64 letters, digits, dots,"
+                " dashes and underscores",
+                f"{place}.name",
+            )
+        is_strict = name in self.strict_names
+        style = JsonStyle(is_strict=is_strict)
+        if not is_strict and not self.must_call:
+            return BoundTool(name, binding.ANY_ARGUMENTS, style)
+        # Without parameters there are no arguments, says OpenAI's reference.
+        schema = self.schemas[name] or binding.NO_ARGUMENTS
+        place += ".parameters"
+        raw = msgspec.json.encode(schema)
+        if len(raw) > MAX_SCHEMA_BYTES:
+            raise InvalidRequestError(f"{place} is over {MAX_SCHEMA_BYTES} bytes long", place)
+        check_depth(raw, place)
+        found = checked({"type": "object", **schema}, place, style)
+        return BoundTool(name, found, style)
+
 
 def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> ToolRequest | None:
     """The tools of a request.
@@ -75,15 +123,22 @@ def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> T
 
     Raises:
         InvalidRequestError: a field is malformed, too large, or names a tool that is not there.
-        UnsupportedFieldError: the model would have to call a tool.
     """
     if tools == _NULL and choice == _NULL:
         return None
     found = _read_tools(tools)
-    names = {tool.function.name: tool.function.parameters or {} for tool in found}
-    if not _is_model_free(decode_field(_CHOICE, choice, "tool_choice"), names) or not found:
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in found}
+    kind, names = _read_choice(decode_field(_CHOICE, choice, "tool_choice"), schemas)
+    if kind == "none" or not found:
         return None
-    return ToolRequest(_DEFINITIONS(tools), names, is_parallel is not False)
+    return ToolRequest(
+        _DEFINITIONS(tools),
+        schemas,
+        is_parallel is not False,
+        kind,
+        names,
+        frozenset(tool.function.name for tool in found if tool.function.strict),
+    )
 
 
 def check_size(raw: msgspec.Raw) -> None:
@@ -113,20 +168,22 @@ def _read_tools(raw: msgspec.Raw) -> list[_Tool]:
     return tools
 
 
-def _is_model_free(choice: str | _NamedChoice | None, names: Tools) -> bool:
-    """Whether the model may call tools; no other wish can be granted yet."""
+def _read_choice(
+    choice: str | _NamedChoice | None, schemas: Tools
+) -> tuple[Literal["none", "auto", "required", "named"], tuple[str, ...]]:
+    """Whether tools may or must be called, and which."""
     match choice:
         case None | "auto":
-            return True
+            return "auto", ()
         case "none":
-            return False
+            return "none", ()
         case "required":
-            _check_is_there(bool(names), "required needs tools")
-            raise UnsupportedFieldError(f"tool_choice: required {_UNBOUND}", "tool_choice")
+            _check_is_there(bool(schemas), "required needs tools")
+            return "required", tuple(schemas)
         case _NamedChoice():
             name = choice.function.name
-            _check_is_there(name in names, f"there is no tool {name[:MAX_NAME_CHARS]!r} in tools")
-            raise UnsupportedFieldError(f"tool_choice: a named tool {_UNBOUND}", "tool_choice")
+            _check_is_there(name in schemas, f"there is no tool {name[:MAX_NAME_CHARS]!r} in tools")
+            return "named", (name,)
         case _:
             raise InvalidRequestError(
                 "tool_choice must be auto, none, required or a function by its name, not"

@@ -38,6 +38,15 @@ PROOFS: dict[str, str] = {
     "documents": "test_request_fields.py::test_template_quotes_documents",
     "echo": "test_request_fields.py::test_chat_repeats_the_assistants_last_message",
     "frequency_penalty": "test_completions.py::test_parameters_reach_the_engine",
+    "guided_choice": "test_structured_fields.py"
+    "::test_each_field_says_what_the_output_must_look_like",
+    "guided_grammar": "test_structured_fields.py"
+    "::test_each_field_says_what_the_output_must_look_like",
+    "guided_json": "test_structured_fields.py::test_each_field_says_what_the_output_must_look_like",
+    "guided_regex": "test_structured_fields.py"
+    "::test_each_field_says_what_the_output_must_look_like",
+    "guided_whitespace_pattern": "test_structured_fields.py"
+    "::test_white_space_is_as_the_options_say",
     "ignore_eos": "test_completions.py::test_parameters_reach_the_engine",
     "include_reasoning": "test_chat_tools.py::test_thoughts_can_be_left_out",
     "include_stop_str_in_output": "test_completions.py::test_stop_string_is_kept_on_request",
@@ -61,6 +70,7 @@ PROOFS: dict[str, str] = {
     "repetition_detection": "test_request_fields.py::test_repetition_detection_has_vllms_defaults",
     "repetition_penalty": "test_completions.py::test_parameters_reach_the_engine",
     "request_id": "test_request_fields.py::test_answer_carries_the_clients_name_for_it",
+    "response_format": "test_structured_http.py::test_answer_has_the_form_that_was_asked_for",
     "return_prompt_text": "test_request_fields.py::test_rendered_prompt_on_request",
     "return_token_ids": "test_completions.py::test_token_ids_on_request",
     "return_tokens_as_token_ids": "test_request_fields.py::test_tokens_as_ids_in_log_probabilities",
@@ -74,9 +84,10 @@ PROOFS: dict[str, str] = {
     "stream": "test_completions.py::test_streamed_text_is_the_whole_text",
     "stream_interval": "test_request_fields.py::test_stream_comes_in_larger_pieces",
     "stream_options": "test_completions.py::test_usage_chunk_comes_only_when_asked_for",
+    "structured_outputs": "test_structured_http.py::test_answer_has_the_form_that_was_asked_for",
     "temperature": "test_completions.py::test_parameters_reach_the_engine",
     "thinking_token_budget": "test_thinking_budget.py::test_budget_travels_as_the_models_marks",
-    "tool_choice": "test_chat_tools.py::test_what_looks_like_a_call_is_text_without_tools",
+    "tool_choice": "test_structured_http.py::test_call_is_made_where_it_must_be",
     "tools": "test_chat_tools.py::test_model_sees_the_tools_as_they_came",
     "top_k": "test_completions.py::test_parameters_reach_the_engine",
     "top_logprobs": "test_chat.py::test_logprobs_have_the_chat_shape",
