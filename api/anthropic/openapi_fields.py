@@ -62,13 +62,26 @@ _TOOL = {
     "required": ["name", "input_schema"],
 }
 _EFFORT = {"enum": ["low", "medium", "high", "xhigh", "max", None]}
-_OUTPUT_CONFIG = {"anyOf": [{"type": "object", "properties": {"effort": _EFFORT}}, _NULL]}
+_FORMAT: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+            "required": ["type", "schema"],
+        },
+        _NULL,
+    ]
+}
+_OUTPUT_CONFIG = {
+    "anyOf": [{"type": "object", "properties": {"effort": _EFFORT, "format": _FORMAT}}, _NULL]
+}
 
 FIELDS: dict[str, Any] = {
     "messages": _MESSAGES,
     "system": {"anyOf": [*_content(_TEXT_BLOCK)["anyOf"], _NULL]},
     "tools": {"anyOf": [{"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}, _NULL]},
     "output_config": _OUTPUT_CONFIG,
+    "output_format": _FORMAT,
     "chat_template_kwargs": TEMPLATE_VARIABLES,
 }
 """Of a `MessagesBody` and a `CountTokensBody`."""

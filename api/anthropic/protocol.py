@@ -34,6 +34,12 @@ class OutputConfig(msgspec.Struct):
     """For templates that read it as `reasoning_effort`."""
 
     format: msgspec.Raw = NULL
+    """A `JsonFormat`: what the answer must look like."""
+
+
+class JsonFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: msgspec.Raw = NULL
 
 
 class CountTokensBody(msgspec.Struct, kw_only=True):
@@ -51,6 +57,9 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: msgspec.Raw = NULL
     """An `OutputConfig`."""
+
+    output_format: msgspec.Raw = NULL
+    """What `output_config.format` was called in the beta."""
 
     chat_template_kwargs: msgspec.Raw = NULL
     """vLLM's: what else the template reads."""
@@ -80,7 +89,6 @@ UNSUPPORTED = {
     "ec_transfer_params": Refusal("this server computes prompt and answer in one place"),
     "kv_transfer_params": Refusal("this server computes prompt and answer in one place"),
     "mcp_servers": Refusal("this server calls no other one"),
-    "output_format": Refusal("output cannot be bound to a schema yet"),
     "vllm_xargs": Refusal("there are no plugins that could read them"),
     "watermarking": Refusal("answers have no watermark"),
 }

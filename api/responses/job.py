@@ -93,6 +93,7 @@ class Jobs:
             read_messages=input_.read_messages,
             plan=plan,
             params=request.params,
+            read_wanted=request.text.read_wanted,
             answer_id=self._store.new_id(),
             variables=request.variables,
             cuts_max_tokens=True,

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from api.body import decode_field
+from api.structured import fields
+from api.structured.fields import Wanted
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 MAX_TEXT_BYTES = 1 << 20
@@ -22,6 +24,10 @@ class _Text(msgspec.Struct):
 
 class _Format(msgspec.Struct):
     type: str
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = _NULL
+    strict: bool | None = None
 
 
 _TEXT = msgspec.json.Decoder(_Text | None).decode
@@ -34,6 +40,23 @@ class TextFormat:
 
     shown: Any
     """The field as the response repeats it."""
+
+    form: _Format
+
+    def read_wanted(self) -> Wanted | None:
+        """What the answer must look like. Takes milliseconds for long schemas.
+
+        Raises:
+            InvalidRequestError: the schema is broken or too large.
+        """
+        match self.form.type:
+            case "json_object":
+                return fields.any_object("text.format")
+            case "json_schema":
+                is_strict = self.form.strict is not False  # by default, says OpenAI's reference
+                return fields.under_schema(self.form.schema, "text.format", is_strict=is_strict)
+            case _:
+                return None
 
 
 def read(raw: msgspec.Raw) -> TextFormat:
@@ -53,17 +76,14 @@ def read(raw: msgspec.Raw) -> TextFormat:
             "text.verbosity",
         )
     form = _PLAIN if text.format == _NULL else text.format
-    kind = decode_field(_FORMAT, form, "text.format").type
-    match kind:
-        case "text":
+    found = decode_field(_FORMAT, form, "text.format")
+    match found.type:
+        case "text" | "json_object":
             pass
-        case "json_object" | "json_schema":
-            raise UnsupportedFieldError(
-                f"text.format: {kind} needs output that is bound to a grammar, which this server"
-                " does not do yet",
-                "text.format",
-            )
-        case _:
+        case "json_schema":
+            if not found.name:
+                raise InvalidRequestError("text.format.name is required", "text.format.name")
+        case kind:
             raise InvalidRequestError(
                 f"text.format.type must be text, json_object or json_schema, not {kind[:40]!r}",
                 "text.format.type",
@@ -71,4 +91,4 @@ def read(raw: msgspec.Raw) -> TextFormat:
     shown: dict[str, Any] = {"format": msgspec.Raw(bytes(form))}
     if text.verbosity is not None:
         shown["verbosity"] = text.verbosity
-    return TextFormat(shown)
+    return TextFormat(shown, found)

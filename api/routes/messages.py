@@ -24,6 +24,7 @@ from api.anthropic.protocol import (
     UNSUPPORTED,
     CountTokensBody,
     Event,
+    JsonFormat,
     Message,
     MessagesBody,
     OutputConfig,
@@ -39,12 +40,15 @@ from api.routes import chat, render
 from api.routing import Route
 from api.sampling import check_stop
 from api.service import LoadedModel, Service
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from api.structured import fields
+from api.structured.fields import Wanted
+from engine.errors import InvalidRequestError
 from engine.sampling_params import check_range
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
 _COUNT = msgspec.json.Decoder(CountTokensBody)
 _OUTPUT_CONFIG = msgspec.json.Decoder(OutputConfig | None).decode
+_JSON_FORMAT = msgspec.json.Decoder(JsonFormat).decode
 
 
 def routes(service: Service) -> list[Route]:
@@ -134,11 +138,6 @@ async def read_job(service: Service, request: Request) -> answer.Job:
 
 def _as_chat(asked: CountTokensBody) -> ChatBody:
     """The chat request that asks for the same; what was said is still to come."""
-    config = _output_config(asked)
-    if config is not None and config.format != NULL:
-        raise UnsupportedFieldError(
-            "output_config.format is not supported by this server", "output_config.format"
-        )
     thinking, choice = asked.thinking, asked.tool_choice
     is_hidden = thinking is not None and (
         thinking.type == "disabled" or thinking.display == "omitted"
@@ -196,6 +195,7 @@ def _conversation(service: Service, asked: CountTokensBody, as_chat: ChatBody) -
     is_prefilled = given[-1].role == "assistant"  # the model goes on where it ends
     return replace(
         conversation,
+        read_wanted=partial(_read_wanted, asked),
         read_messages=partial(messages.read, asked.system, given, service.model.template),
         answer_id=new_id("msg_"),
         variables=_template_variables(asked) | conversation.variables,
@@ -203,6 +203,19 @@ def _conversation(service: Service, asked: CountTokensBody, as_chat: ChatBody) -
         continue_final_message=is_prefilled,
         cuts_max_tokens=True,
     )
+
+
+def _read_wanted(asked: CountTokensBody) -> Wanted | None:
+    """What the answer must look like: `output_config.format`, or its name in the beta."""
+    config = _output_config(asked)
+    for raw, place in (
+        (NULL if config is None else config.format, "output_config.format"),
+        (asked.output_format, "output_format"),
+    ):
+        if raw != NULL:
+            form = decode_field(_JSON_FORMAT, raw, place)
+            return fields.under_schema(form.schema, place, is_strict=True)
+    return None
 
 
 def _template_variables(asked: CountTokensBody) -> dict[str, Any]:

@@ -58,7 +58,12 @@ def post(server: HttpServer, path: str = "/v1/messages", **fields: Any) -> httpx
         ({"stream": "yes"}, "stream"),
         ({"output_config": {"effort": 7}}, "output_config.effort"),
         ({"output_config": {"effort": "some"}}, "output_config.effort"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+        (
+            {"output_format": {"type": "json_schema", "schema": {"type": 7}}},
+            "output_format.schema.type",
+        ),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "below max_tokens (9)"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),

@@ -419,6 +419,17 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "other",
     ),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "required"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x"}}},
+        "text.format.schema",
+        "required",
+    ),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}},
+        "text.format.schema.type",
+        "'no'",
+    ),
     ({"text": {"verbosity": "high"}}, "text.verbosity", "instructions"),
     ({"stream_options": {}}, "stream_options", "stream"),
     ({"background": True, "store": False}, "background", "store"),

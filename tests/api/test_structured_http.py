@@ -323,3 +323,41 @@ def test_wishes_that_contradict_each_other_are_refused(server: HttpServer) -> No
     assert refused.json()["error"]["param"] == "structured_outputs"
     assert dropped.json()["choices"][0]["finish_reason"] == "tool_calls"
     assert searched.json()["error"]["param"] == "tool_choice"
+
+
+def test_responses_have_the_form_that_was_asked_for(server: HttpServer) -> None:
+    """Under the name that the Responses API has for it, and calls that must be made too."""
+    form = {"type": "json_schema", "name": "person", "schema": PERSON}
+    tool = {"type": "function", "name": "get_weather", "parameters": TOOLS["get_weather"]}
+
+    answer = server.http.post("/v1/responses", json={"input": "hi", "text": {"format": form}})
+    called = server.http.post(
+        "/v1/responses", json={"input": "hi", "tools": [tool], "tool_choice": "required"}
+    )
+
+    message = answer.json()["output"][-1]
+    jsonschema.validate(json.loads(message["content"][0]["text"]), PERSON)
+    for item in called.json()["output"]:
+        assert item["type"] in ("function_call", "reasoning")
+        if item["type"] == "function_call":
+            jsonschema.validate(json.loads(item["arguments"]), TOOLS["get_weather"])
+
+
+@pytest.mark.parametrize("name", ["output_config", "output_format"])
+def test_messages_have_the_form_that_was_asked_for(server: HttpServer, name: str) -> None:
+    """Under Anthropic's name for it, and that of its beta; `any` is a call that must be made."""
+    form = {"type": "json_schema", "schema": PERSON}
+    tool = {"name": "get_weather", "input_schema": TOOLS["get_weather"]}
+    ask: dict[str, Any] = {"model": "m", "max_tokens": 4000, "messages": MESSAGES}
+    wish = {name: form if name == "output_format" else {"format": form}}
+
+    answer = server.http.post("/v1/messages", json=ask | wish)
+    called = server.http.post(
+        "/v1/messages", json={**ask, "tools": [tool], "tool_choice": {"type": "any"}}
+    )
+
+    jsonschema.validate(json.loads(answer.json()["content"][-1]["text"]), PERSON)
+    uses = [block for block in called.json()["content"] if block["type"] == "tool_use"]
+    assert uses
+    for use in uses:
+        jsonschema.validate(use["input"], TOOLS["get_weather"])
