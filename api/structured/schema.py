@@ -65,7 +65,7 @@ class JsonStyle:
         """What the compiler reads of it."""
         options: dict[str, object] = {"lenient": not self.is_strict}
         if self.is_compact:
-            options["whitespace_flexible"] = False
+            options |= {"whitespace_flexible": False, "whitespace_pattern": None}
         else:
             options["whitespace_pattern"] = self.whitespace or _WHITESPACE
         if self.escapes is not None:
