@@ -11,7 +11,6 @@ from api.sampling import SamplingParams
 from api.stream_interval import SpacedGeneration
 from engine.errors import InvalidRequestError
 
-
 MAX_BEAMS_TOGETHER = 128
 """Of all prompts of a request. All of a step are sent at once: some milliseconds of the loop."""
 
