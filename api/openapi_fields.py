@@ -93,20 +93,17 @@ DOCUMENTS: dict[str, Any] = {
 }
 
 _FUNCTION_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS}
+_FUNCTION = {
+    "name": _FUNCTION_NAME,
+    "description": {"anyOf": [_TEXT, _NULL]},
+    "parameters": {"description": "A JSON schema.", "type": "object"},
+    "strict": {"anyOf": [{"type": "boolean"}, _NULL]},
+}
 _TOOL = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": _FUNCTION_NAME,
-                "description": {"anyOf": [_TEXT, _NULL]},
-                "parameters": {"description": "A JSON schema.", "type": "object"},
-                "strict": {"anyOf": [{"type": "boolean"}, _NULL]},
-            },
-            "required": ["name"],
-        },
+        "function": {"type": "object", "properties": _FUNCTION, "required": ["name"]},
     },
     "required": ["type", "function"],
 }
@@ -190,6 +187,28 @@ CHAT = {
     "tool_choice": TOOL_CHOICE,
 }
 """Of a `ChatBody`."""
+
+_FLAT_TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, **_FUNCTION},
+    "required": ["type", "name"],
+}
+RESPONSE = {
+    "tools": {
+        "description": "Functions that the model may call.",
+        "anyOf": [{"type": "array", "items": _FLAT_TOOL, "maxItems": MAX_TOOLS}, _NULL],
+    },
+    "tool_choice": {
+        "description": "Whether the model may or must call a function, and which.",
+        "anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}, _NULL],
+    },
+    "text": {
+        "description": "How the answer is to look.",
+        "anyOf": [{"type": "object", "properties": {"format": {"type": "object"}}}, _NULL],
+    },
+    "chat_template_kwargs": TEMPLATE_VARIABLES,
+}
+"""Of a `ResponsesBody`, but for its input."""
 
 COMPLETION = {**_GENERATION, **OUTPUT_FORM, "prompt": PROMPT, "logprobs": _number(0, MAX_LOGPROBS)}
 """Of a `CompletionBody`."""

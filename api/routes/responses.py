@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from api import answer, client_watch, text_call
+from api import answer, client_watch, openapi_fields, text_call
 from api.generate import Generation
 from api.responses import item_list
 from api.responses.background import History, HistoryReader, Run, Runs
@@ -47,7 +47,7 @@ def routes(service: Service) -> list[Route]:
             is_hot=True,
             summary="An answer in items: thoughts, messages, calls",
             body=ResponsesBody,
-            raw_fields={"input": str | list[Any]},
+            raw_fields={"input": str | list[Any], **openapi_fields.RESPONSE},
             example={"input": "Say hi."},
             answer=Response,
             event=Event,
