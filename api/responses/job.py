@@ -24,9 +24,10 @@ from api.responses.messages import to_messages
 from api.responses.protocol import KNOWN, UNSUPPORTED, ResponsesBody
 from api.responses.request import ResponseRequest
 from api.responses.store import ResponseStore
-from api.service import Service
+from api.responses.tools import ResponseTools
+from api.service import LoadedModel, Service
 from api.tokenizer import Tokenizer
-from engine.errors import InvalidRequestError
+from engine.errors import InvalidRequestError, RequestError
 
 _DECODER = msgspec.json.Decoder(ResponsesBody)
 
@@ -88,7 +89,7 @@ class Jobs:
         input_ = Input(
             fields, before, self._store.find_item, knows_developers="developer" in template
         )
-        plan = message_plan.make(service.model.markup, request.tools, None)
+        plan = message_plan.make(service.model.markup, request.tools.shown, None)
         conversation = Conversation(
             read_messages=input_.read_messages,
             plan=plan,
@@ -115,10 +116,11 @@ class Jobs:
         """What is to run."""
         fields, conversation = asked.request.body, asked.conversation
         is_cut = fields.truncation == "auto"
+        prepare = partial(truncate.prepare, conversation) if is_cut else conversation.prepare
         return answer.Job(
             bool(fields.stream),
             asked.request.params,
-            partial(truncate.prepare, conversation) if is_cut else conversation.prepare,
+            partial(_prepare, prepare, asked.request.tools),
             partial(self._make_format, asked),
             asked.headers,
             asked.arrived_at,
@@ -190,6 +192,19 @@ class Input:
         return to_messages(
             self.items, self._fields.instructions, knows_developers=self._knows_developers
         )
+
+
+def _prepare(
+    prepare: Callable[[LoadedModel], list[Prompt]], tools: ResponseTools, model: LoadedModel
+) -> list[Prompt]:
+    """The prompt; what is wrong with a tool is told in this route's names."""
+    try:
+        return prepare(model)
+    except RequestError as error:
+        renamed = tools.renamed(error)
+        if renamed is error:
+            raise
+        raise renamed from error
 
 
 def _byte_counter(tokenizer: Tokenizer, kept_token_ids: frozenset[int]) -> Callable[[int], int]:

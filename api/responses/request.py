@@ -15,8 +15,8 @@ from api.responses import text_format
 from api.responses import tools as response_tools
 from api.responses.protocol import Reasoning, Response, ResponsesBody
 from api.responses.text_format import TextFormat
+from api.responses.tools import ResponseTools
 from api.sampling import SamplingParams
-from api.tools.request import ToolRequest
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, check_range
 
@@ -78,7 +78,7 @@ class ResponseRequest:
 
     body: ResponsesBody
     params: SamplingParams
-    tools: ToolRequest | None
+    tools: ResponseTools
     text: TextFormat
     variables: dict[str, object]
     """What the chat template reads besides messages and tools."""

@@ -3,6 +3,9 @@
 Built-in tools run on OpenAI's servers; here there are functions, which the client runs.
 """
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,7 +14,7 @@ from api.body import decode_field
 from api.tools import request as tool_request
 from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import ToolRequest
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
 
 MAX_CHOICE_BYTES = 1 << 18
 """All tools that there may be, by their names."""
@@ -46,20 +49,44 @@ class _AllowedTool(msgspec.Struct):
     name: str | None = None
 
 
+_CHATS_NAME = re.compile(r"tools\[(\d+)\]\.function")
 _NULL = msgspec.Raw(b"null")
 _KINDS = msgspec.json.Decoder(list[_Kind] | None).decode
 _FUNCTIONS = msgspec.json.Decoder(list[_Function] | None).decode
 _CHOICE = msgspec.json.Decoder(str | _Choice | None).decode
 
 
-def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> ToolRequest | None:
-    """The tools of a request; None: there are none, or the model is not to know of them.
+@dataclass(frozen=True, slots=True)
+class ResponseTools:
+    """The tools of a request, and where they were in it."""
+
+    shown: ToolRequest | None
+    """What chat makes of them; None: there are none, or the model is not to know of them."""
+
+    places: Sequence[int]
+    """Of those that the model may call, in the client's list."""
+
+    def renamed(self, error: RequestError) -> RequestError:
+        """What chat says of a tool, in this route's names."""
+        if not (error.param or "").startswith("tools["):
+            return error
+        found = type(error)(*(_CHATS_NAME.sub(self._name, str(text)) for text in error.args))
+        found.code = error.code
+        return found
+
+    def _name(self, match: re.Match[str]) -> str:
+        return f"tools[{self.places[int(match[1])]}]"
+
+
+def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> ResponseTools:
+    """The tools of a request.
 
     Raises:
         InvalidRequestError: a field is malformed, too large, or names a tool that is not there.
         UnsupportedFieldError: a tool is no function, or a choice asks for one that is none.
     """
     functions = _read_functions(tools)
+    places: Sequence[int] = range(len(functions))
     wish, allowed = _read_choice(choice)
     names = {function.name for function in functions}
     if allowed is not None:
@@ -68,9 +95,10 @@ def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> T
                 f"tool_choice.tools: there is no tool {missing[0][:MAX_NAME_CHARS]!r} in tools",
                 "tool_choice.tools",
             )
-        functions = [function for function in functions if function.name in allowed]
+        places = [i for i in places if functions[i].name in allowed]
+        functions = [functions[i] for i in places]
     shown = msgspec.Raw(msgspec.json.encode([_Tool(f) for f in functions])) if functions else _NULL
-    return tool_request.read(shown, wish, is_parallel)
+    return ResponseTools(tool_request.read(shown, wish, is_parallel), places)
 
 
 def _read_functions(raw: msgspec.Raw) -> list[_Function]:

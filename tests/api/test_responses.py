@@ -294,6 +294,26 @@ def test_tools_reach_the_template_as_in_chat(server: HttpServer) -> None:
     assert prompt(server, tools=[TIME], tool_choice="none") == "<user>hi<assistant>"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"format": {"type": "json_object"}}},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+        {"tools": [TIME], "tool_choice": "required"},
+        {"tools": [TIME, WEATHER], "tool_choice": {"type": "function", "name": "get_time"}},
+        {"tools": [{**WEATHER, "strict": True}]},
+    ],
+)
+def test_what_must_be_is_bound_by_a_grammar(server: HttpServer, fields: dict[str, Any]) -> None:
+    """The form of a text, and calls; `test_structured_output` shows what comes of it."""
+    response = ask(server, **fields)
+
+    params = server.engine.received[-1].sampling_params
+    assert params is not None
+    assert params.structured_output is not None
+    assert all(response[name] == value for name, value in fields.items())
+
+
 def test_reasoning_effort_reaches_the_template(server: HttpServer) -> None:
     """What changes nothing is named in a header."""
     answer = respond(server, reasoning={"effort": "low", "summary": "auto"})
@@ -367,6 +387,8 @@ def test_stop_strings_work(server: HttpServer) -> None:
 # --------------------------------------------------------------------------------------- errors
 
 NO_TOOL = {"type": "function", "name": "other"}
+BROKEN = {**WEATHER, "name": "f", "strict": True, "parameters": {"properties": {"a": {"type": 1}}}}
+ONLY_BROKEN = {"type": "allowed_tools", "mode": "required", "tools": [BROKEN]}
 MISSING = ("model", "previous_response_id", "input[0].id")
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": None}, "input", "required"),
@@ -418,6 +440,13 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "tool_choice.tools",
         "other",
     ),
+    ({"tools": [TIME, BROKEN]}, "tools[1].parameters.properties.a.type", "tools[1].parameters"),
+    (
+        {"tools": [TIME, BROKEN], "tool_choice": ONLY_BROKEN},
+        "tools[1].parameters.properties.a.type",
+        "tools[1].parameters",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "required"),
     (
