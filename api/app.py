@@ -134,11 +134,13 @@ class _RoutingErrors:
     """What requests get that no route takes: 404, or what the path's routes do take."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._patterns = [(compile_path(route.path)[0], _methods(route)) for route in routes]
+        self._routes = [
+            (route.path, compile_path(route.path)[0], _methods(route)) for route in routes
+        ]
 
     async def answer(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path, headers = request.url.path, dict(error.headers or {})
+        path, headers = request.url.path, dict[str, str]()
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(self._allowed(path))
             if request.method == "OPTIONS":
@@ -148,12 +150,11 @@ class _RoutingErrors:
         )
 
     def _allowed(self, path: str) -> list[str]:
-        """Of all routes of this path: FastAPI would name the methods of the first."""
-        found = {"OPTIONS"}
-        for pattern, methods in self._patterns:
-            if pattern.match(path):
-                found.update(methods)
-        return sorted(found)
+        """Of all routes of this path, where FastAPI would name the methods of the first. One that
+        has just this path hides those with a parameter in its place."""
+        same = [methods for known, _, methods in self._routes if known == path]
+        alike = [methods for _, pattern, methods in self._routes if pattern.match(path)]
+        return sorted({"OPTIONS"}.union(*(same or alike)))
 
 
 async def _on_unforeseen_error(request: Request, error: Exception) -> Response:
