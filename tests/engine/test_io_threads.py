@@ -119,6 +119,7 @@ class Input:
         context: "zmq.Context[zmq.Socket[bytes]]",
         *peers: ApiPeer,
         coordinator_index: int | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.aborts: SimpleQueue[list[str]] = SimpleQueue()
@@ -137,7 +138,7 @@ class Input:
             aborts=self.aborts,
             reply=lambda client_index, outputs: self.replies.put((client_index, outputs)),
             on_crash=self.crashes.put,
-            compiler=Compiler(Path("/nowhere"), 1000),
+            compiler=compiler or Compiler(Path("/nowhere"), 1000),
         )
         self.thread.start()
         for peer in peers:
