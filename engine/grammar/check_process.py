@@ -6,7 +6,7 @@
 
 A compilation runs inside native code, recursive and not always linear: it can overflow the stack,
 which no handler survives, and it cannot be stopped. So it happens here before it happens in the
-engine core: on a stack that is smaller than any it will have there, with bounded memory, and killed
+engine core: on a stack that is smaller than any it will have there, with bounded memory, and ended
 when its time is over. What survives is harmless there too. The vocabulary is bytes only, so this
 process is small, and knows no model. `checker` starts it, and ends it; it has no title of ours,
 since it comes and goes, and is counted nowhere.
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import sys
 import threading
 from typing import Any
@@ -24,7 +25,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar import source
-from engine.grammar.checker import LENGTH_BYTES, Verdict
+from engine.grammar.checker import LENGTH_BYTES, Question, Verdict
 from engine.grammar.vocabulary import Vocabulary
 from engine.lifecycle import die_with_starter, leave_stopping_to_parent
 from engine.structured_output import StructuredOutput
@@ -59,11 +60,15 @@ def main() -> None:
     threading.stack_size(STACK_BYTES)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = Vocabulary([bytes([byte]) for byte in range(256)], [], 256).ll
-    decode = msgspec.msgpack.Decoder(StructuredOutput).decode
+    decode = msgspec.msgpack.Decoder(Question).decode
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _write(answers, Verdict(None))  # ready
     while length := questions.read(LENGTH_BYTES):
-        output = decode(questions.read(int.from_bytes(length, "little")))
-        _write(answers, _in_small_stack(tokenizer, output))
+        question = decode(questions.read(int.from_bytes(length, "little")))
+        signal.setitimer(signal.ITIMER_PROF, question.cpu_s)
+        verdict = _in_small_stack(tokenizer, question.output)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        _write(answers, verdict)
 
 
 def _write(file: Any, verdict: Verdict) -> None:

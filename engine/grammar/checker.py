@@ -3,9 +3,11 @@
 Used by `compiler`, one for each of its threads; `check_process` is the other side and tells why.
 """
 
+import contextlib
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import time
 
@@ -18,16 +20,30 @@ from engine.structured_output import PARAM, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.5
+CPU_S = 1.5
 """For one grammar: with a process that has to start again, its client knows within two seconds.
-Those that people write take milliseconds."""
+Those that people write take milliseconds. Of the processor's time, so that on a machine that is
+busy with other things the same grammars are refused as elsewhere."""
+
+WALL_FACTOR = 6.0
+"""So much longer at most on the clock, should it neither end nor compute."""
 
 START_TIMEOUT_S = 30.0
 """For the process to appear, on a machine that is busy."""
 
+_LAST_WORDS_S = 0.2
+
 LENGTH_BYTES = 4
 
 _MODULE = "engine.grammar.check_process"
+
+
+class Question(msgspec.Struct, array_like=True):
+    """What to compile."""
+
+    output: StructuredOutput
+    cpu_s: float
+    """How much of the processor's time it may take. Beyond, SIGPROF ends the process."""
 
 
 class Verdict(msgspec.Struct, array_like=True):
@@ -41,8 +57,8 @@ class Verdict(msgspec.Struct, array_like=True):
 class Checker:
     """One process, which is started when it is needed. Not thread-safe."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, cpu_s: float = CPU_S) -> None:
+        self._cpu_s = cpu_s
         self._process: subprocess.Popen[bytes] | None = None
         self._decode = msgspec.msgpack.Decoder(Verdict).decode
 
@@ -55,26 +71,21 @@ class Checker:
         """
         process = self._started()
         try:
-            self._send(process, msgspec.msgpack.encode(output))
-            verdict = self._receive(process, self._timeout_s)
-        except TimeoutError:
+            self._send(process, msgspec.msgpack.encode(Question(output, self._cpu_s)))
+            verdict = self._receive(process, self._cpu_s * WALL_FACTOR)
+        except OSError:  # it has crashed or was ended, as it is meant to, or it hangs
             self.close()
-            raise InvalidRequestError(
-                f"{output.kind}: compiling it takes longer than {self._timeout_s:g} s; make it"
-                " simpler",
-                PARAM,
-            ) from None
-        except OSError:  # it has crashed, as it is meant to
-            process.wait(1.0)
-            end = describe_exit(process.returncode)
-            logger.info("a structured output could not be compiled: the process was %s", end)
-            self.close()
-            raise InvalidRequestError(
-                f"{output.kind}: it is too large or too deeply nested to be compiled", PARAM
-            ) from None
+            end = process.returncode
+            logger.info("a structured output was not compiled: the process %s", describe_exit(end))
+            raise InvalidRequestError(f"{output.kind}: {self._reason(end)}", PARAM) from None
         if verdict.error is not None:
             raise InvalidRequestError(f"{output.kind}: {verdict.error}", PARAM)
         return verdict.num_bytes
+
+    def _reason(self, exit_code: int | None) -> str:
+        if exit_code in (-signal.SIGPROF, -signal.SIGKILL):
+            return f"compiling it takes longer than {self._cpu_s:g} s; make it simpler"
+        return "it is too large or too deeply nested to be compiled"
 
     def kill(self) -> None:
         """End the process, from another thread; the one that uses it still closes it."""
@@ -86,6 +97,8 @@ class Checker:
         process, self._process = self._process, None
         if process is None:
             return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_S)  # what has ended its pipe is about to end by itself
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):

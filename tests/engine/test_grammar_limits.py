@@ -19,7 +19,7 @@ TIMEOUT_S = 1.0
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Checker]:
-    checker = Checker(timeout_s=TIMEOUT_S)
+    checker = Checker(cpu_s=TIMEOUT_S)
     yield checker
     checker.close()
 

@@ -23,7 +23,7 @@ class Gate(Checker):
     """A checker that waits to be let on, and counts."""
 
     def __init__(self) -> None:
-        super().__init__(timeout_s=TIMEOUT_S)
+        super().__init__(cpu_s=TIMEOUT_S)
         self.is_open = threading.Event()
         self.checked: list[StructuredOutput] = []
 

@@ -26,7 +26,7 @@ VOCAB_SIZE = 260
 @functools.cache
 def checker() -> Checker:
     """One process for all tests; it ends with this one."""
-    return Checker(timeout_s=30.0)
+    return Checker(cpu_s=30.0)
 
 
 def make_compiler(folder: Path, vocab_size: int = VOCAB_SIZE, **settings: Any) -> Compiler:
