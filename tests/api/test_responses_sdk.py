@@ -8,7 +8,9 @@ import openai
 import pydantic
 import pytest
 from openai.types import responses as sdk
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
+from api.responses.protocol import KNOWN, UNSUPPORTED, Response
 from tests.helpers.fake_engine import endless_answer, prompt_as_answer, text_as_answer
 from tests.helpers.http_server import HttpServer, serving
 from tests.helpers.responses import ANSWER, TEMPLATE, WEATHER, LateFailure
@@ -39,6 +41,34 @@ TOOL: Any = {**WEATHER, "strict": True}
 def check(model: pydantic.BaseModel) -> None:
     """The client takes whatever it gets; its types say what it expects."""
     type(model).model_validate(model.to_dict() if hasattr(model, "to_dict") else {})
+
+
+def test_each_of_its_parameters_is_known() -> None:
+    """Served, accepted, or refused with a reason: a new version of the client that has more of
+    them fails here."""
+    parameters = ResponseCreateParamsBase.__annotations__.keys() | {"stream"}
+
+    assert parameters - KNOWN - UNSUPPORTED.keys() == set()
+
+
+def test_each_field_of_a_response_is_its_own() -> None:
+    """But for `store`, which OpenAI's server says too; and what is not there is what only
+    OpenAI's models and servers have."""
+    ours, its = set(Response.__struct_fields__), set(sdk.Response.model_fields)
+
+    assert ours - its <= {"store"}
+    assert its - ours <= {
+        "access_programs",
+        "conversation",
+        "image",
+        "input_transformations",
+        "moderation",
+        "prompt",
+        "prompt_cache_diagnostics",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "tool_usage",
+    }
 
 
 def test_creates(client: openai.OpenAI) -> None:
