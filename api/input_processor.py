@@ -87,11 +87,7 @@ class InputProcessor:
     ) -> list[int]:
         """The same of a text that need not be a prompt: it may be empty."""
         if len(text) > self._max_chars:  # seconds of work for nothing, if it were encoded
-            raise ContextLengthError(
-                f"{param} has {len(text)} characters; this model takes at most"
-                f" {self.max_model_len} tokens, prompt and output together",
-                param,
-            )
+            raise self._too_long(f"{param} has {len(text)} characters", param)
         if split_special_tokens:
             text = self._tokenizer.typed_special_tokens.mark(text)
         return self._tokenizer.encode(text, add_special_tokens)
@@ -119,11 +115,13 @@ class InputProcessor:
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Raise ContextLengthError unless so long a prompt leaves room for a token."""
         if num_tokens >= self.max_model_len:
-            raise ContextLengthError(
-                f"{param} has {num_tokens} tokens; this model takes at most"
-                f" {self.max_model_len}, prompt and output together",
-                param,
-            )
+            raise self._too_long(f"{param} has {num_tokens} tokens", param)
+
+    def _too_long(self, what: str, param: str) -> ContextLengthError:
+        # Clients look for these words, which are OpenAI's and vLLM's, to tell a conversation that
+        # must be cut from a mistake.
+        limit = f"this model's maximum context length is {self.max_model_len} tokens"
+        return ContextLengthError(f"{limit}, prompt and output together; {what}", param)
 
     def make_requests(
         self,
@@ -233,10 +231,9 @@ class InputProcessor:
         if max_tokens is None:
             return room if default_max_tokens is None else min(room, default_max_tokens)
         if max_tokens > room and not cuts_max_tokens:
-            raise ContextLengthError(
-                f"{param} has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together"
-                f" over this model's {self.max_model_len}; lower max_tokens to {room} or shorten"
-                f" the prompt",
+            raise self._too_long(
+                f"{param} has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: lower"
+                f" max_tokens to {room} or shorten the prompt",
                 param,
             )
         return min(max_tokens, room)

@@ -48,6 +48,15 @@ def test_a_prompt_may_fill_all_but_one_token() -> None:
             max_tokens_of(too_long)
 
 
+def test_too_long_is_told_in_the_words_that_clients_look_for() -> None:
+    """LiteLLM, and agents that shorten a conversation, know no other sign of it."""
+    words = f"(?i)this model's maximum context length is {MAX_LEN} tokens"
+    with pytest.raises(ContextLengthError, match=words):
+        max_tokens_of(MAX_LEN)
+    with pytest.raises(ContextLengthError, match=words):
+        max_tokens_of(MAX_LEN - 4, max_tokens=5)
+
+
 def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
     """Megabytes would take seconds; what is long but short in tokens still passes (F-34)."""
     tokenizer = Tokenizer(byte_level(), {})
