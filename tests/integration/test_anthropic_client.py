@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+import pydantic
 import pytest
 
 from tests.helpers.scripted_models import make_scripted_model
@@ -15,7 +16,8 @@ TEMPLATE = """\
 {% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}
 {{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}
 <tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}{% endfor %}{{ '<think>' if add_generation_prompt else '</think>' }}"""
+</tool_call>{% endfor %}{% endfor %}{% if enable_thinking is false %}<think></think>
+{%- elif add_generation_prompt %}<think>{% else %}</think>{% endif %}"""
 
 ANSWER = """\
 They ask for two cities: é, 漢字.
@@ -38,6 +40,26 @@ TOOLS: list[Any] = [
 MESSAGES: list[Any] = [{"role": "user", "content": "Compare the weather, please."}]
 COMMON: dict[str, Any] = {"model": "m", "max_tokens": 500, "extra_body": {"temperature": 0}}
 """New versions of the client have no argument for a temperature."""
+RANDOM: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 3000,
+    "thinking": {"type": "disabled"},
+    "extra_body": {"temperature": 100},
+}
+"""So hot that the script does not matter: the model says whatever it may."""
+
+
+class Person(pydantic.BaseModel):
+    """Without bounds: the client leaves them out of the schemas that it sends."""
+
+    name: str
+    age: int
+    kind: Literal["cat", "dog"]
+
+
+PERSON: list[Any] = [
+    {"name": "meet", "description": "A person", "input_schema": Person.model_json_schema()}
+]
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +174,33 @@ def test_results_go_back(client: anthropic.Anthropic) -> None:
     assert usage.cache_read_input_tokens is not None
     assert usage.input_tokens + usage.cache_read_input_tokens == count.input_tokens
     assert usage.cache_read_input_tokens > 100
+
+
+def test_answers_are_parsed(client: anthropic.Anthropic) -> None:
+    """Into the client's own classes, whatever the model would rather say."""
+    for _ in range(3):
+        message = client.messages.parse(messages=MESSAGES, output_format=Person, **RANDOM)
+
+        assert isinstance(message.parsed_output, Person)
+        assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "meet"}])
+def test_tools_are_called_where_they_must_be(client: anthropic.Anthropic, choice: Any) -> None:
+    """With input that is valid, whole and streamed."""
+    wish = {"messages": MESSAGES, "tools": PERSON, **RANDOM}
+    wish["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+
+    message = client.messages.create(**wish)
+    with client.messages.stream(**wish) as stream:
+        streamed = stream.get_final_message()
+
+    for each in (message, streamed):
+        content: Any = each.content
+        [block] = content
+        assert block.type == "tool_use"
+        Person.model_validate(block.input)
+        assert each.stop_reason == "tool_use"
 
 
 def test_a_coding_agents_request(client: anthropic.Anthropic) -> None:
