@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import msgspec
 from starlette.requests import ClientDisconnect
 
+from api.answer_bodies import PromptTokensDetails, Usage
 from api.load_balancer import Route
 from api.metrics import RequestRecord
 from api.output_processor import OutputDelta, OutputProcessor
-from api.protocol import PromptTokensDetails, Usage
 from api.request_stream import RequestStream, Wakeup
 from api.route_headers import RouteWish
 from api.service import Service

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 
 from api import detokenizer
-from api.generate import Prompt
-from api.output_processor import PositionLogprobs, TokenLogprob
-from api.protocol import (
+from api.answer_bodies import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
     PromptLogprobs,
     TopLogprob,
 )
-from api.protocol import TokenLogprob as ChatTokenLogprob
+from api.answer_bodies import TokenLogprob as ChatTokenLogprob
+from api.generate import Prompt
+from api.output_processor import PositionLogprobs, TokenLogprob
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 

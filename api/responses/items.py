@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from api.protocol import TokenLogprob
+from api.answer_bodies import TokenLogprob
 
 Role = Literal["user", "system", "developer", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -9,11 +9,11 @@ the answer ends.
 from collections.abc import Callable, Sequence
 
 from api import logprobs
+from api.answer_bodies import TokenLogprob
 from api.ids import new_secret_id
 from api.message_parser import MessageEvent, Reasoning
 from api.message_plan import MessageReader
 from api.output_processor import OutputDelta
-from api.protocol import TokenLogprob
 from api.responses.events import EventWriter
 from api.responses.items import (
     FunctionCall,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.answer_bodies import TokenLogprob
 from api.body import Refusal
-from api.protocol import TokenLogprob
 from api.responses.items import Item, OutputItem, OutputText, ReasoningText
 
 # ---------------------------------------------------------------------------------------- request

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from api import logprobs
+from api.answer_bodies import TokenLogprob
 from api.output_processor import OutputDelta
-from api.protocol import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,7 @@ from api import (
     sse,
     thinking_budget,
 )
-from api.choosing import generation_for
-from api.conversation import Conversation
-from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
-from api.generate import Batch, Generation, Prompt
-from api.ids import answer_id
-from api.output_processor import OutputDelta
-from api.protocol import (
-    ChatBody,
+from api.answer_bodies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -36,6 +29,13 @@ from api.protocol import (
     ChatLogprobs,
     ChatMessage,
 )
+from api.choosing import generation_for
+from api.conversation import Conversation
+from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
+from api.generate import Batch, Generation, Prompt
+from api.ids import answer_id
+from api.output_processor import OutputDelta
+from api.protocol import ChatBody
 from api.routes.chat_messages import MessageWriter
 from api.routing import Route
 from api.sampling import SamplingParams

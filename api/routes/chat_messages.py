@@ -7,9 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from api.message_parser import MessageEvent, Reasoning
-from api.message_plan import MessagePlan, MessageReader
-from api.protocol import (
+from api.answer_bodies import (
     ChatDelta,
     ChatMessage,
     FunctionCall,
@@ -17,6 +15,8 @@ from api.protocol import (
     ToolCall,
     ToolCallDelta,
 )
+from api.message_parser import MessageEvent, Reasoning
+from api.message_plan import MessagePlan, MessageReader
 from api.tools.base import Arguments, CallStart, Text
 
 

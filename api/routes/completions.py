@@ -9,20 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import answer, body, errors, ids, openapi_fields, prompts, sse, thinking_budget
+from api.answer_bodies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
 from api.choosing import check_beams, generation_for
 from api.fields import KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
 from api.generate import Batch, Generation, Prompt
 from api.input_processor import DEFAULT_COMPLETION_TOKENS
 from api.logprobs import CompletionLogprobsWriter, for_prompt
 from api.output_processor import OutputDelta
-from api.protocol import (
-    Completion,
-    CompletionBody,
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptLogprobs,
-    Usage,
-)
+from api.protocol import CompletionBody
 from api.routing import Route
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service

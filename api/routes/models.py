@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import answer
-from api.protocol import ModelCard, ModelList, ModelPermission
+from api.answer_bodies import ModelCard, ModelList, ModelPermission
 from api.routing import Route
 from api.service import Service
 

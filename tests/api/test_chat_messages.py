@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from api import message_plan
+from api.answer_bodies import ChatDelta
 from api.markup import Markup
-from api.protocol import ChatDelta
 from api.reasoning import FAMILIES as THOUGHTS
 from api.routes.chat_messages import MessageWriter
 from api.tools.request import ToolRequest

@@ -2,10 +2,10 @@
 
 import pytest
 
+from api.answer_bodies import CompletionLogprobs
 from api.generate import Prompt
 from api.logprobs import CompletionLogprobsWriter
 from api.output_processor import PositionLogprobs, TokenLogprob
-from api.protocol import CompletionLogprobs
 from api.sampling import SamplingParams
 from api.tokenizer import Tokenizer
 from tests.helpers.tiny_tokenizers import BY_KIND, with_begin
