@@ -51,6 +51,7 @@ class ResponseFormat:
         keep: takes the response when it has ended; None: nobody does.
         num_bytes: how many bytes a token adds to the text, by its id.
         has_events: somebody reads them.
+        packs_thoughts: thoughts are there a second time, for clients that carry them so.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class ResponseFormat:
         num_bytes: Callable[[int], int],
         *,
         has_events: bool,
+        packs_thoughts: bool = False,
     ) -> None:
         self.response = response
         self.log = EventLog() if has_events else None
         self.conversation = conversation
         self._generation = generation
         self._events = self.log or NoEvents()
-        self._output = OutputWriter(reader, self._events, num_bytes)
+        self._output = OutputWriter(reader, self._events, num_bytes, packs_thoughts=packs_thoughts)
         self._keep = keep
         self._finish_reason: str | None = None
         self._is_begun = False

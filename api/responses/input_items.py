@@ -25,6 +25,7 @@ from api.responses.items import (
     Role,
     SummaryText,
 )
+from api.responses.packed_thought import unpack
 from api.tools.json_scan import MAX_NAME_CHARS
 from engine.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 
@@ -54,6 +55,7 @@ class _RawItem(msgspec.Struct):
     role: str | None = None
     content: msgspec.Raw = _NULL
     summary: msgspec.Raw = _NULL
+    encrypted_content: str | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
@@ -116,11 +118,7 @@ class _ItemReader:
             case None | "message":
                 return self._read_message(item, item_id or new_id("msg_"), place)
             case "reasoning":
-                return ReasoningItem(
-                    item_id or new_id("rs_"),
-                    self._read_parts(item.summary, f"{place}.summary", _summary_part),
-                    self._read_parts(item.content, f"{place}.content", _reasoning_part),
-                )
+                return self._read_thought(item, item_id or new_id("rs_"), place)
             case "function_call":
                 return FunctionCall(
                     item_id or new_id("fc_"),
@@ -171,6 +169,13 @@ class _ItemReader:
         if not parts and role != "assistant":
             raise InvalidRequestError(f"{content} must be a text or a list of text parts", content)
         return Message(item_id, role, parts)
+
+    def _read_thought(self, item: _RawItem, item_id: str, place: str) -> ReasoningItem:
+        content = self._read_parts(item.content, f"{place}.content", _reasoning_part)
+        if not content and (text := unpack(item.encrypted_content or "")):
+            content = [ReasoningText(text)]
+        summary = self._read_parts(item.summary, f"{place}.summary", _summary_part)
+        return ReasoningItem(item_id, summary, content)
 
     def _read_output(self, raw: msgspec.Raw, place: str) -> str | list[InputText]:
         if bytes(raw).startswith(b'"'):

@@ -60,8 +60,8 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     id: str
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
-    encrypted_content: None = None
-    """The content is there as it is."""
+    encrypted_content: str | None = None
+    """The content packed, where a client asks for that: `packed_thought`."""
     status: Status = "completed"
 
     @property

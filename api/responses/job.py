@@ -22,7 +22,7 @@ from api.responses.items import Item
 from api.responses.lookup import Lookup
 from api.responses.messages import to_messages
 from api.responses.protocol import KNOWN, UNSUPPORTED, ResponsesBody
-from api.responses.request import ResponseRequest
+from api.responses.request import PACKED_THOUGHTS, ResponseRequest
 from api.responses.store import ResponseStore
 from api.responses.tools import ResponseTools
 from api.service import LoadedModel, Service
@@ -152,6 +152,7 @@ class Jobs:
             self._store.put if is_kept and not fields.background else None,
             _byte_counter(self._service.model.tokenizer, plan.kept_token_ids),
             has_events=bool(fields.stream),
+            packs_thoughts=PACKED_THOUGHTS in (fields.include or ()),
         )
 
 

@@ -24,6 +24,7 @@ from api.responses.items import (
     ReasoningText,
     Status,
 )
+from api.responses.packed_thought import pack
 from api.responses.protocol import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -47,6 +48,7 @@ class OutputWriter:
         reader: tells thoughts, texts and calls apart; None: all is text.
         events: is told of every change.
         num_bytes: how many bytes a token adds to the text, by its id.
+        packs_thoughts: thoughts are there a second time, for clients that carry them so.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class OutputWriter:
         reader: MessageReader | None,
         events: EventWriter,
         num_bytes: Callable[[int], int],
+        *,
+        packs_thoughts: bool = False,
     ) -> None:
         self.items: list[OutputItem] = []
         """The last one may be open: not all of its text is in it."""
         self.num_reasoning_tokens = 0
         self._reader = reader
+        self._packs_thoughts = packs_thoughts
         self._events = events
         self._open: OutputItem | None = None
         self._pieces: list[str] = []
@@ -171,6 +176,7 @@ class OutputWriter:
                 item.content = [OutputText(text, logprobs=self._logprobs)]
             case ReasoningItem():
                 item.content = [ReasoningText(text)]
+                item.encrypted_content = pack(text) if self._packs_thoughts else None
             case FunctionCall():
                 item.arguments = text
 

@@ -29,6 +29,7 @@ MAX_NAME_CHARS = 512
 """Of `user` and the like."""
 
 _LOGPROBS = "message.output_text.logprobs"
+PACKED_THOUGHTS = "reasoning.encrypted_content"
 _INCLUDABLE = frozenset(
     {
         "code_interpreter_call.outputs",
@@ -36,12 +37,12 @@ _INCLUDABLE = frozenset(
         "file_search_call.results",
         "message.input_image.image_url",
         _LOGPROBS,
-        "reasoning.encrypted_content",
+        PACKED_THOUGHTS,
         "web_search_call.action.sources",
         "web_search_call.results",
     }
 )
-"""What it is more of than we ever have, all but the log probabilities, is no mistake to ask for."""
+"""All but two ask for more of what we never have, which is no mistake."""
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")

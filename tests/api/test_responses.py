@@ -282,6 +282,22 @@ def test_output_may_be_sent_back_as_it_is(server: HttpServer) -> None:
     )
 
 
+def test_thoughts_can_be_carried_packed(server: HttpServer) -> None:
+    """As clients do that know `encrypted_content` only."""
+    server.engine.answer = text_as_answer(ANSWER)
+    fields = {"include": ["reasoning.encrypted_content"], "store": False, "tools": [WEATHER]}
+    whole, found = ask(server, **fields), stream(server, **fields)
+    thought, message, _ = whole["output"]
+    del thought["content"]
+    server.engine.answer = prompt_as_answer
+
+    seen = prompt(server, input=[{"role": "user", "content": "hi"}, thought, message])
+
+    assert seen == "<user>hi<assistant><think>Hm.</think>Let me see.<assistant>"
+    packed = found[-1]["response"]["output"][0]["encrypted_content"]
+    assert packed == thought["encrypted_content"]
+
+
 def test_tools_reach_the_template_as_in_chat(server: HttpServer) -> None:
     """A layer deeper than clients of this route send them."""
     seen = prompt(server, tools=[TIME])

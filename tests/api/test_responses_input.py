@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.responses import input_items
 from api.responses.items import FunctionCall
 from api.responses.messages import to_messages
+from api.responses.packed_thought import pack
 from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
 
 
@@ -103,9 +106,20 @@ def test_a_thought_alone_keeps_its_place() -> None:
     ]
 
 
-def test_a_thought_that_is_encrypted_is_empty() -> None:
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_packed_thought_is_the_thought_again(text: str) -> None:
+    """Where a client sends back nothing else of it; what is there in full comes first."""
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": pack(text)}
+    full = {**thought, "content": [{"type": "reasoning_text", "text": "h"}]}
+
+    assert messages([user(), thought])[1]["reasoning"] == text
+    assert messages([user(), full])[1]["reasoning"] == "h"
+
+
+@pytest.mark.parametrize("packed", ["abc", "raywire-thought:abc", "raywire-thought:/w==", ""])
+def test_a_thought_that_was_encrypted_elsewhere_is_empty(packed: str) -> None:
     """It was another server's."""
-    thought = {"type": "reasoning", "summary": [], "encrypted_content": "abc"}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": packed}
 
     assert messages([user(), thought, {"role": "assistant", "content": "z"}])[1]["content"] == "z"
 
