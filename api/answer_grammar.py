@@ -14,7 +14,7 @@ from typing import Literal
 
 from api.reasoning import ReasoningFamily
 from api.structured.fields import Wanted
-from api.structured.lark import Grammar
+from api.structured.lark import Grammar, TooLongError
 from api.tools.binding import BoundTool, calls_only, text_with_calls
 from api.tools.select import Family
 from engine.errors import InvalidRequestError
@@ -85,20 +85,22 @@ def make(
     if wanted is not None and not has_thought and not _may_call_instead(calls):
         return wanted
     field = "tools" if wanted is None else wanted.field
-    grammar = Grammar(tokens)
-    start = _body(grammar, wanted, calls)
-    if thought is not None and has_thought:
-        start = _after_thought(grammar, thought, calls, start)
-    return Wanted(_output(grammar, start, field), field)
-
-
-def _output(grammar: Grammar, start: str, field: str) -> StructuredOutput:
     try:
-        return grammar.output(start)
-    except InvalidRequestError as error:
+        return Wanted(_written(wanted, calls, thought if has_thought else None, tokens), field)
+    except TooLongError as error:
         raise InvalidRequestError(
             f"{field}: all schemas together make too long a grammar", field
         ) from error
+
+
+def _written(
+    wanted: Wanted | None, calls: Calls | None, thought: Thought | None, tokens: Mapping[str, int]
+) -> StructuredOutput:
+    grammar = Grammar(tokens)
+    body = _body(grammar, wanted, calls)
+    return grammar.output(
+        body if thought is None else _after_thought(grammar, thought, calls, body)
+    )
 
 
 def _may_call_instead(calls: Calls | None) -> bool:

@@ -8,6 +8,8 @@ import re
 from engine.errors import InvalidRequestError
 
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_EBNF_BYTES = 16 << 10
+"""The converter looks at all rules again for each that it finds to be a terminal."""
 
 _COMMENT = re.compile(r"(?:#|//).*")
 _NEXT_CHOICE = re.compile(r"\s*\n\s*\|")
@@ -26,9 +28,11 @@ def read(text: str, place: str) -> str:
     """
     if not text.strip():
         raise InvalidRequestError(f"{place} must not be empty", place)
-    if len(text.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequestError(f"{place} is over {MAX_GRAMMAR_BYTES} bytes long", place)
-    return _as_lark(text, place) if _is_ebnf(text) else text
+    is_ebnf = len(text) <= MAX_GRAMMAR_BYTES and _is_ebnf(text)
+    most = MAX_EBNF_BYTES if is_ebnf else MAX_GRAMMAR_BYTES
+    if len(text.encode("utf-8", "replace")) > most:
+        raise InvalidRequestError(f"{place} is over {most} bytes long", place)
+    return _as_lark(text, place) if is_ebnf else text
 
 
 def _is_ebnf(text: str) -> bool:

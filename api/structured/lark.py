@@ -11,13 +11,17 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.structured_output import StructuredOutput
+from engine.structured_output import MAX_SPEC_BYTES, StructuredOutput
 
 _ANY_TEXT = "(?s:.*)"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_<>\"'=:,;!@%`")
 _CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 EMPTY = '""'
+
+
+class TooLongError(Exception):
+    """The grammar has more rules than can be sent."""
 
 
 def literal(text: str) -> str:
@@ -51,7 +55,7 @@ def regex(expression: str) -> str:
 
 
 class Grammar:
-    """The rules of one grammar.
+    """The rules of one grammar. Any method raises TooLongError where they become too many.
 
     Args:
         tokens: ids of tokens that markers are made of, by their texts. Such a token is always
@@ -61,6 +65,7 @@ class Grammar:
     def __init__(self, tokens: Mapping[str, int] | None = None) -> None:
         self._tokens = tokens or {}
         self._rules: list[str] = []
+        self._num_chars = 0
         self._known: dict[str, str] = {}
 
     def rule(self, body: str, attributes: str = "") -> str:
@@ -79,6 +84,7 @@ class Grammar:
     def define(self, name: str, body: str) -> None:
         """Write a rule that was announced."""
         self._rules[int(name[1:])] = f"{name}: {body}"
+        self._count(body)
 
     def marker(self, text: str) -> str:
         """A text that holds markers, or is one: the tokens in it as such."""
@@ -136,7 +142,10 @@ class Grammar:
 
     def output(self, start: str) -> StructuredOutput:
         """The whole, as it crosses the wire."""
-        return StructuredOutput("lark", self.render(start))
+        text = self.render(start)
+        if len(text.encode("utf-8", "replace")) > MAX_SPEC_BYTES:
+            raise TooLongError
+        return StructuredOutput("lark", text)
 
     def _add(self, prefix: str, body: str, attributes: str = "") -> str:
         key = f"{prefix}{attributes}: {body}"
@@ -144,7 +153,14 @@ class Grammar:
             name = f"{prefix}{len(self._rules)}"
             self._rules.append(f"{name}{attributes}: {body}")
             self._known[key] = name
+            self._count(body)
         return self._known[key]
+
+    def _count(self, body: str) -> None:
+        # While it grows: what a few kilobytes can ask for may be megabytes.
+        self._num_chars += len(body)
+        if self._num_chars > MAX_SPEC_BYTES:
+            raise TooLongError
 
 
 def _without(text: str) -> str:

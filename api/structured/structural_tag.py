@@ -15,13 +15,15 @@ import msgspec
 from api.body import decode_field
 from api.structured import ebnf, schema
 from api.structured.keywords import check_pattern
-from api.structured.lark import EMPTY, Grammar, literal, one_of, regex
+from api.structured.lark import EMPTY, Grammar, TooLongError, literal, one_of, regex
 from api.structured.schema import JsonStyle
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 from engine.structured_output import StructuredOutput
 
 MAX_BYTES = 128 << 10
 MAX_TAGS = 1000
+MAX_TRIGGERS = 64
+"""And of texts that are excluded: a text is searched for all of them."""
 MAX_TEXT_CHARS = 4096
 MAX_REPEATS = 1000
 
@@ -46,6 +48,13 @@ def read(raw: bytes | msgspec.Raw, place: str, style: JsonStyle) -> StructuredOu
         raise InvalidRequestError(f"{place} is over {MAX_BYTES} bytes long", place)
     schema.check_depth(bytes(raw), place)
     tag = decode_field(_ANYTHING, raw, place)
+    try:
+        return _written(tag, place, style)
+    except TooLongError as error:
+        raise InvalidRequestError(f"{place} makes too long a grammar", place) from error
+
+
+def _written(tag: dict[str, Any], place: str, style: JsonStyle) -> StructuredOutput:
     writer = _Writer(style)
     if "format" in tag:
         start = writer.format(tag["format"], f"{place}.format")
@@ -210,16 +219,16 @@ def _repeats(kind: str, form: dict[str, Any], place: str) -> str:
     return f"{{{least},{most}}}"
 
 
-def _list(form: dict[str, Any], name: str, place: str) -> list[Any]:
+def _list(form: dict[str, Any], name: str, place: str, most: int = MAX_TAGS) -> list[Any]:
     value = form.get(name)
     at = f"{place}.{name}"
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_TAGS:
-        raise InvalidRequestError(f"{at} must be a list of 1 to {MAX_TAGS}", at)
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise InvalidRequestError(f"{at} must be a list of 1 to {most}", at)
     return value
 
 
 def _texts(form: dict[str, Any], place: str) -> list[tuple[int, object]]:
-    triggers = _list(form, "triggers", place)
+    triggers = _list(form, "triggers", place, MAX_TRIGGERS)
     if not all(triggers):
         raise InvalidRequestError(f"{place}.triggers must not be empty", f"{place}.triggers")
     return list(enumerate(triggers))
@@ -227,9 +236,9 @@ def _texts(form: dict[str, Any], place: str) -> list[tuple[int, object]]:
 
 def _excludes(form: dict[str, Any], place: str) -> list[str]:
     excludes = form.get("excludes") or []
-    if not isinstance(excludes, list) or len(excludes) > MAX_TAGS or not all(excludes):
+    if not isinstance(excludes, list) or len(excludes) > MAX_TRIGGERS or not all(excludes):
         at = f"{place}.excludes"
-        raise InvalidRequestError(f"{at} must be a list of texts", at)
+        raise InvalidRequestError(f"{at} must be a list of at most {MAX_TRIGGERS} texts", at)
     return [_checked(text, f"{place}.excludes[{i}]") for i, text in enumerate(excludes)]
 
 

@@ -13,6 +13,7 @@ from api.tools.base import Tools
 from api.tools.binding import BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS
 from engine.errors import InvalidRequestError
+from engine.structured_output import MAX_SPEC_BYTES
 
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 1 << 20
@@ -84,11 +85,19 @@ class ToolRequest:
             InvalidRequestError: a schema is broken, or a name cannot be written.
         """
         names = self.callable_names if self.must_call else tuple(self.schemas)
-        return [self._bound(name) for name in names]
+        bound = [name for name in names if self.must_call or name in self.strict_names]
+        schemas = {name: msgspec.json.encode(self.schemas[name]) for name in bound}
+        if sum(map(len, schemas.values())) > MAX_SPEC_BYTES:
+            raise InvalidRequestError(
+                f"tools: schemas that are to be enforced have at most {MAX_SPEC_BYTES} bytes"
+                " together",
+                "tools",
+            )
+        places = {name: f"tools[{i}].function" for i, name in enumerate(self.schemas)}
+        return [self._bound(name, places[name], schemas.get(name)) for name in names]
 
-    def _bound(self, name: str) -> BoundTool:
-        index = list(self.schemas).index(name)
-        place = f"tools[{index}].function"
+    def _bound(self, name: str, place: str, raw: bytes | None) -> BoundTool:
+        """A tool, with the JSON of its schema where that has to hold."""
         if binding.NAME.fullmatch(name) is None:
             raise InvalidRequestError(
                 f"{place}.name: a name that is to be enforced has 1 to 64 letters, digits, dots,"
@@ -97,12 +106,11 @@ class ToolRequest:
             )
         is_strict = name in self.strict_names
         style = JsonStyle(is_strict=is_strict)
-        if not is_strict and not self.must_call:
+        if raw is None:
             return BoundTool(name, binding.ANY_ARGUMENTS, style)
         # Without parameters there are no arguments, says OpenAI's reference.
         schema = self.schemas[name] or binding.NO_ARGUMENTS
         place += ".parameters"
-        raw = msgspec.json.encode(schema)
         if len(raw) > MAX_SCHEMA_BYTES:
             raise InvalidRequestError(f"{place} is over {MAX_SCHEMA_BYTES} bytes long", place)
         check_depth(raw, place)
