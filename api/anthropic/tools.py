@@ -1,6 +1,9 @@
 """`tools` and `tool_choice` of a request in the form of OpenAI's, which `api.tools.request` reads:
 so both APIs offer and enforce the same."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -10,7 +13,7 @@ from api.body import decode_field
 from api.prompts import decode_values
 from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import MAX_TOOLS, MAX_TOOLS_BYTES
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
 
 
 class _Tool(msgspec.Struct):
@@ -22,6 +25,25 @@ class _Tool(msgspec.Struct):
 
 
 _TOOL = msgspec.json.Decoder(_Tool).decode
+_PARAMETERS = re.compile(r"(tools\[\d+\])\.function\.parameters")
+_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """What chat says of a tool, in Anthropic's names."""
+    try:
+        yield
+    except RequestError as error:
+        if not (error.param or "").startswith("tools["):
+            raise
+        renamed = type(error)(*(_renamed(str(text)) for text in error.args))
+        renamed.code = error.code
+        raise renamed from error
+
+
+def _renamed(text: str) -> str:
+    return _FUNCTION.sub(r"\1", _PARAMETERS.sub(r"\1.input_schema", text))
 
 
 def as_functions(raw: msgspec.Raw) -> msgspec.Raw:

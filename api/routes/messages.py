@@ -53,7 +53,14 @@ _JSON_FORMAT = msgspec.json.Decoder(JsonFormat).decode
 
 def routes(service: Service) -> list[Route]:
     async def create_message(request: Request) -> Response:
-        return await answer.respond(service, request, await read_job(service, request))
+        with tools.own_names():
+            return await answer.respond(service, request, await read_job(service, request))
+
+    show_prompt = render.endpoint(service, read_job, is_list=False)
+
+    async def render_message(request: Request) -> Response:
+        with tools.own_names():
+            return await show_prompt(request)
 
     async def count_tokens(request: Request) -> Response:
         raw = await service.bodies.read(request)
@@ -92,7 +99,7 @@ def routes(service: Service) -> list[Route]:
         Route(
             ("POST",),
             "/v1/messages/render",
-            render.endpoint(service, read_job, is_list=False),
+            render_message,
             summary="The prompt and the parameters of a conversation, without an answer",
             body=MessagesBody,
             raw_fields=openapi_fields.FIELDS,

@@ -76,6 +76,14 @@ def post(server: HttpServer, path: str = "/v1/messages", **fields: Any) -> httpx
         ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "description": 7}]}, "tools[0].description"),
         ({"tools": [TOOL, SEARCH]}, "tools[1]: web_search_20250305 is a tool that Anthropic"),
+        (
+            {"tools": [TOOL, {"name": "g", "input_schema": {"type": 7}, "strict": True}]},
+            "tools[1].input_schema.type must",
+        ),
+        (
+            {"tools": [{**TOOL, "name": "f g"}], "tool_choice": {"type": "any"}},
+            "tools[0].name: a name",
+        ),
         ({"tools": [TOOL] * 1025}, "1025 tools"),
         ({"tools": [{**TOOL, "description": "x" * (1 << 20)}]}, "bytes long"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
