@@ -67,6 +67,7 @@ CLIENTS = {
     for client in (
         Client("openai", ("openai==3.57.0",)),
         Client("anthropic", ("anthropic==2.14.0",)),
+        Client("agents", ("openai-agents==0.24.0", "openai==3.57.0")),
         Client("litellm", ("litellm==1.110.2",)),
         Client("langchain", ("langchain-openai==1.7.4",)),
         Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.24.0")),
