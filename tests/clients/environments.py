@@ -66,6 +66,7 @@ CLIENTS = {
     client.name: client
     for client in (
         Client("openai", ("openai==3.57.0",)),
+        Client("schemathesis", ("schemathesis==4.32.5",)),
         Client("anthropic", ("anthropic==2.14.0",)),
         Client("agents", ("openai-agents==0.24.0", "openai==3.57.0")),
         Client("litellm", ("litellm==1.110.2",)),
