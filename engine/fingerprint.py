@@ -19,6 +19,7 @@ CODE_SUFFIXES = (".py", ".cpp", ".h")
 
 OTHER_PACKAGES = (
     "jinja2",
+    "llguidance",
     "msgspec",
     "numpy",
     "pyzmq",
