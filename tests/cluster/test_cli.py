@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from cluster import cli as cli_module
 from cluster import vllm_flags
-from cluster.cli import HumanInt, PortRange, cli
+from cluster.cli import cli
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
+from cluster.option_types import HumanInt, PortRange
 from engine.errors import EXIT_FAILED, ConfigError, ServerError
 
 
