@@ -6,7 +6,7 @@ Made by `process`, which moves it through its states; read by the edge and the r
 from dataclasses import dataclass, field
 from typing import Literal
 
-from api.body import BodyReader
+from api.body_reader import BodyReader
 from api.brought_templates import BroughtTemplates
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
