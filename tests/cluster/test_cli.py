@@ -38,7 +38,17 @@ def serve_config(*flags: str, model: str = "m") -> ServeConfig:
     return cli_module._serve_config(given.pop("model"), given, Environment())
 
 
-HEAVY = ("numpy", "ray", "tokenizers", "torch", "transformers", "uvicorn", "zmq")
+HEAVY = (
+    "asyncio",
+    "numpy",
+    "ray",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "zmq",
+)
 
 
 def test_help_is_light() -> None:
