@@ -217,7 +217,8 @@ class LLM:
             priority: one number for each prompt; lower runs first, with the priority policy.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is wrong; nothing has been sent.
+            InvalidRequestError: a prompt or a parameter is wrong; nothing has been sent. Or a
+                structured output cannot be compiled; then the other prompts are aborted.
             ContextLengthError: a prompt is too long; nothing has been sent.
             EngineDeadError: the engine has died.
         """

@@ -18,6 +18,7 @@ from api.request_stream import RequestStream, Wakeup
 from api.sampling import SamplingParams
 from api.timeline import Timeline
 from api.tokenizer import Tokenizer
+from engine.errors import RequestError
 from engine.wire import EngineCoreRequest
 
 
@@ -96,11 +97,14 @@ class RunningSequence:
 
         Raises:
             EngineDeadError: nothing more will come.
+            RequestError: the engine has refused the request.
         """
         # Until there is nothing: an error waits behind the outputs that came before it.
         while self.stream is not None and (output := self.stream.take()) is not None:
             delta = self.processor.push(output)
             if delta is not None:
+                if isinstance(delta.failure, RequestError):
+                    raise delta.failure
                 self._add(delta)
                 if delta.finish_reason is not None:
                     return True
@@ -207,6 +211,7 @@ class Batch:
 
         Raises:
             EngineDeadError: the engine core is gone.
+            RequestError: the engine has refused one of them; the others are aborted.
         """
         try:
             for sequence in () if self._is_cancelled else self._sequences:

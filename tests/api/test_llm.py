@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from api import LLM, SamplingParams
+from api import LLM, SamplingParams, StructuredOutputsParams
 from engine.errors import ConfigError, EngineDeadError, InvalidRequestError, UnavailableError
 from tests.helpers.scripted_models import make_scripted_model, make_slow_model
 from tests.helpers.tiny_models import clear_prompts, greedy_tokens, tiny_model
@@ -270,3 +270,32 @@ def test_what_only_the_workers_find_is_a_config_error_too(
 
     with pytest.raises(ConfigError, match="script"):
         LLM(str(folder))
+
+
+def test_outputs_have_the_form_that_was_asked_for(llm: LLM) -> None:
+    """However little the model is inclined to."""
+    form = StructuredOutputsParams(json={"type": "object", "required": ["a"]})
+    chosen = StructuredOutputsParams(choice=["red", "green"])
+
+    first, second = llm.generate(
+        ["x", "y"],
+        [
+            SamplingParams(temperature=100, max_tokens=190, n=2, structured_outputs=form),
+            SamplingParams(temperature=0, structured_outputs=chosen),
+        ],
+        use_tqdm=False,
+    )
+
+    for output in first.outputs:
+        assert output.finish_reason == "length" or "a" in json.loads(output.text)
+    assert second.outputs[0].text in ("red", "green")
+
+
+def test_form_that_cannot_be_compiled_is_the_callers_fault(llm: LLM) -> None:
+    """Found by the engine, and raised; the next call works."""
+    wrong = StructuredOutputsParams(regex="a(?=b)")
+
+    with pytest.raises(InvalidRequestError, match="look-around"):
+        llm.generate(["x", "y"], SamplingParams(structured_outputs=wrong), use_tqdm=False)
+
+    assert llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].text == "x"

@@ -6,10 +6,12 @@ so it writes whatever the grammar allows; the demo's model, which is slow, has o
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jsonschema
+import openai
+import pydantic
 import pytest
 
 from tests.helpers.http_server import events
@@ -99,7 +101,12 @@ def test_answers_are_valid_behind_a_thought(http: httpx.Client, thinking: bool) 
     form = as_format(PERSON)
 
     response = chat(
-        http, response_format=form, chat_template_kwargs=kwargs, logit_bias=bias, temperature=20
+        http,
+        response_format=form,
+        chat_template_kwargs=kwargs,
+        logit_bias=bias,
+        temperature=20,
+        max_tokens=400,
     )
 
     (choice,) = choices(response)
@@ -130,6 +137,42 @@ def test_texts_are_of_the_language(
             assert {*choice["text"][:3]} <= {*"ab"}
         else:
             assert choice["text"] in allowed
+
+
+class Friend(pydantic.BaseModel):
+    since: int = pydantic.Field(ge=0, le=99)
+
+
+class Person(pydantic.BaseModel):
+    """What a user of OpenAI's client writes."""
+
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+    kind: Literal["cat", "dog"]
+    friends: list[Friend] = []
+
+
+def test_openais_client_parses_answers_into_its_models(http: httpx.Client) -> None:
+    """`parse`, of chats and of responses, unmodified: with a model in a model."""
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client:
+        asked: list[Any] = [{"role": "user", "content": "Who are you?"}]
+        chat = client.chat.completions.parse(
+            model="m",
+            messages=asked,
+            response_format=Person,
+            temperature=100,
+            extra_body={"chat_template_kwargs": {"thinking": False}},
+        )
+        response = client.responses.parse(
+            model="m",
+            input=asked,
+            text_format=Person,
+            temperature=100,
+            extra_body={"chat_template_kwargs": {"thinking": False}},
+        )
+
+    assert isinstance(chat.choices[0].message.parsed, Person)
+    assert isinstance(response.output_parsed, Person)
 
 
 def test_white_space_is_as_the_request_says(http: httpx.Client) -> None:
