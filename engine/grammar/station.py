@@ -146,9 +146,14 @@ class Station:
 
     def _next_job(self) -> StructuredOutput | None:
         with self._changed:
-            while not (self._jobs or self._is_closed):
-                self._changed.wait()
-            return None if self._is_closed else self._jobs.popleft()
+            while not self._is_closed:
+                if not self._jobs:
+                    self._changed.wait()
+                elif self._waiting[output := self._jobs.popleft()]:
+                    return output
+                else:  # all who wanted it have gone
+                    del self._waiting[output]
+            return None
 
     def _finish(self, output: StructuredOutput, result: Grammar | RaywireError) -> None:
         """Let all requests of `output` leave, also those that still come meanwhile."""

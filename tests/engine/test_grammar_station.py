@@ -15,6 +15,7 @@ from engine.request import Request, from_wire
 from engine.structured_output import PARAM, StructuredOutput
 from engine.wire import EngineCoreRequest
 from tests.helpers.grammars import make_compiler, request_of, schema, spec
+from tests.helpers.server import wait_for
 
 TIMEOUT_S = 30.0
 
@@ -166,6 +167,30 @@ def test_one_language_that_takes_long_does_not_hold_up_the_next(tmp_path: Path) 
         assert {name, *(name for name, _, _ in waiting.take())} == {"a", "b"}
     finally:
         gates[0].is_open.set()
+        waiting.station.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(tmp_path: Path) -> None:
+    """A client that sends endless languages and leaves holds up nobody for longer than those that
+    are compiled already."""
+    gates = [Gate(), Gate()]
+    waiting = Waiting(make_compiler(tmp_path), iter(gates).__next__)
+    wanted = [schema({"const": each}) for each in ("a", "b", "c")]
+    try:
+        waiting.submit(*(request_of(each, request_id=each.spec) for each in wanted[:2]))
+        wait_for(lambda: all(gate.checked for gate in gates), "both threads are at work")
+        for i in range(100):
+            waiting.submit(request_of(schema({"const": i}), request_id=str(i)))
+            waiting.station.abort([str(i)])
+        assert waiting.take(100) == [(str(i), "end", None) for i in range(100)]
+        waiting.submit(request_of(wanted[2], request_id=wanted[2].spec))
+        for gate in gates:
+            gate.is_open.set()
+        assert {name for name, _, _ in waiting.take(3)} == {each.spec for each in wanted}
+        assert sum(len(gate.checked) for gate in gates) == len(wanted)
+    finally:
+        for gate in gates:
+            gate.is_open.set()
         waiting.station.close()
 
 
