@@ -31,6 +31,10 @@ WALL_FACTOR = 6.0
 START_TIMEOUT_S = 30.0
 """For the process to appear, on a machine that is busy."""
 
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends for no fault of the grammar's: the kernel has no memory left, it did not get
+the processor, or we stop. What is refused for its own fault is refused for good."""
+
 _LAST_WORDS_S = 0.2
 
 LENGTH_BYTES = 4
@@ -60,6 +64,7 @@ class Checker:
     def __init__(self, cpu_s: float = CPU_S) -> None:
         self._cpu_s = cpu_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
         self._decode = msgspec.msgpack.Decoder(Verdict).decode
 
     def check(self, output: StructuredOutput) -> int:
@@ -67,7 +72,7 @@ class Checker:
 
         Raises:
             InvalidRequestError: it cannot be compiled, or not with the time and memory there are.
-            RequestFailedError: there is no process that would do it.
+            RequestFailedError: there is no process that would do it, or it was kept from doing it.
         """
         process = self._started()
         try:
@@ -77,18 +82,22 @@ class Checker:
             self.close()
             end = process.returncode
             logger.info("a structured output was not compiled: the process %s", describe_exit(end))
+            if end in _FROM_OUTSIDE:
+                raise RequestFailedError("structured output cannot be compiled now") from None
             raise InvalidRequestError(f"{output.kind}: {self._reason(end)}", PARAM) from None
         if verdict.error is not None:
             raise InvalidRequestError(f"{output.kind}: {verdict.error}", PARAM)
         return verdict.num_bytes
 
     def _reason(self, exit_code: int | None) -> str:
-        if exit_code in (-signal.SIGPROF, -signal.SIGKILL):
+        if exit_code == -signal.SIGPROF:
             return f"compiling it takes longer than {self._cpu_s:g} s; make it simpler"
         return "it is too large or too deeply nested to be compiled"
 
     def kill(self) -> None:
-        """End the process, from another thread; the one that uses it still closes it."""
+        """End the process, and start none any more. From another thread; the one that uses it still
+        closes it."""
+        self._is_ended = True
         if (process := self._process) is not None:
             process.kill()
 
@@ -103,17 +112,21 @@ class Checker:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what it has not read any more
+                    pipe.close()
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = leash.start_module(_MODULE, MALLOC_ARENA_MAX="1")
+            if self._is_ended:
+                self._process.kill()
             try:
                 self._receive(self._process, START_TIMEOUT_S)
             except (TimeoutError, OSError) as error:
                 self.close()
-                logger.exception("no process to compile structured output in")
+                if not self._is_ended:
+                    logger.exception("no process to compile structured output in")
                 raise RequestFailedError("structured output cannot be compiled now") from error
         return self._process
 

@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.errors import InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError, RequestFailedError, UnsupportedFieldError
 from engine.grammar.checker import Checker
 from engine.grammar.compiler import Compiler, Grammar
 from engine.structured_output import MAX_SPEC_BYTES, PARAM, Kind, StructuredOutput
@@ -159,6 +161,32 @@ def test_what_is_monstrous_is_compiled_or_refused_in_time(
     took_s = time.monotonic() - began
     assert took_s < TIMEOUT_S + 5.0  # it may have had to start again, on a crowded machine
     assert hasty.check(schema({"type": "integer"})) > 0
+
+
+class Disturbed(Checker):
+    """One whose process gets a signal before each grammar."""
+
+    def __init__(self, signum: signal.Signals) -> None:
+        super().__init__(cpu_s=0.05)
+        self._signum = signum
+
+    def _send(self, process: "subprocess.Popen[bytes]", body: bytes) -> None:
+        process.send_signal(self._signum)
+        super()._send(process, body)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_befalls_the_process_is_no_fault_of_a_grammar(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """Killed, or kept from running, it fails one request, which may come again; a fault of the
+    grammar's would have been remembered."""
+    compiler = make_compiler(tmp_path)
+    output = schema({"type": "integer"})
+    with contextlib.closing(Disturbed(signum)) as disturbed:
+        with pytest.raises(RequestFailedError):
+            compiler.compile(output, disturbed)
+    assert compiler.compile(output, checker()) is compiler.known(output)
 
 
 def test_the_cache_of_grammars_is_bounded_in_bytes(tmp_path: Path) -> None:

@@ -211,6 +211,16 @@ def test_a_fault_of_ours_fails_the_request_and_not_the_thread(
     assert waiting.take() == [("lucky", "put", None)]
 
 
+def test_closing_starts_no_process(waiting: Waiting, gate: Gate) -> None:
+    """For what is just about to be compiled; and that this fails is no news."""
+    waiting.submit(request_of(schema({"type": "array"})))
+    wait_for(lambda: gate.checked, "the thread is at work")
+    waiting.station.close()
+    with pytest.raises(RequestFailedError):
+        Checker.check(gate, schema({"type": "string"}))
+    assert gate._process is None
+
+
 def test_closing_leaves_no_process(waiting: Waiting, gate: Gate) -> None:
     """Also while something is compiled."""
     gate.is_open.set()
