@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from engine.config import LinearBackendName, Quantization
 from engine.errors import ConfigError
-from workers import native
+from workers import native_build
 from workers.native import ACTIVATIONS, Kernels
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ def choose(
             raise ConfigError(f"{flag} is for bfloat16 on CPU; this is {dtype} on {device.type}")
         return None
     try:
-        kernels = (native.load if flag is None else native.require)(Path(cache_dir), num_threads)
+        load = native_build.load if flag is None else native_build.require
+        kernels = load(Path(cache_dir), num_threads)
     except ConfigError as error:
         raise ConfigError(f"{flag}: no kernels: {error}") from error
     if kernels is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cluster import environment
 from engine.sampling_params import SamplingParams
-from workers import native
+from workers import native_build
 from workers.sampler import Sampler
 
 BATCHES = (1, 8, 32)
@@ -79,7 +79,7 @@ def _plain_draw(logits: Tensor) -> Tensor:
 
 def _sampling(params: SamplingParams, vocab: int, size: int) -> Callable[[Tensor], object]:
     cache_dir = environment.read(os.environ).cache_dir
-    kernels = native.require(cache_dir, torch.get_num_threads())
+    kernels = native_build.require(cache_dir, torch.get_num_threads())
     sampler = Sampler(vocab, size, torch.device("cpu"), 0, kernels)
     names = [str(row) for row in range(size)]
     prompt, nothing = np.arange(500, dtype=np.uint32), np.empty(0, np.uint32)

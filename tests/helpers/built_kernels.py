@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cluster import environment
-from workers import native
+from workers import native_build
 from workers.linear import NativeLinear
 
 KERNELS_FOR = "KERNELS_FOR"
@@ -21,8 +21,8 @@ def cache_dir() -> str:
 def backend(num_threads: int = 2) -> NativeLinear:
     """Return the back end; skips the test where there cannot be one."""
     if processor := os.environ.get(KERNELS_FOR):
-        native._instructions = lambda: f"-march={processor}"
-    kernels = native.load(environment.read(os.environ).cache_dir, num_threads)
+        native_build._instructions = lambda: f"-march={processor}"
+    kernels = native_build.load(environment.read(os.environ).cache_dir, num_threads)
     if kernels is None:
         pytest.skip("no C++ compiler, or no AVX2: there are no kernels here")
     return NativeLinear(kernels)

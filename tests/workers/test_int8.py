@@ -233,7 +233,7 @@ def test_whoever_cannot_have_it_is_told_in_one_line(
         choose(BF16, torch.device("cpu"), cache_dir(), 1, "torch", "int8")
     with pytest.raises(ConfigError, match=r"^--quantization int8: the model has no linear layer"):
         quantization.quantize(torch.nn.Sequential())
-    monkeypatch.setattr("workers.native._processor", lambda: {"flags\t: fpu sse2"})
+    monkeypatch.setattr("workers.native_build._processor", lambda: {"flags\t: fpu sse2"})
     with pytest.raises(ConfigError, match=r"^--quantization int8: no kernels: this processor"):
         choose(BF16, torch.device("cpu"), str(tmp_path), 1, quantization="int8")
 

@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from engine.errors import ConfigError
 from tests.helpers.built_kernels import backend, cache_dir
-from workers import native
+from workers import native_build
 from workers.linear import BLOCK, PackedEmbedding, choose, unpack
 
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def test_without_a_compiler_torch_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning that says so and what it costs."""
-    monkeypatch.setattr(native, "_processor", lambda: {"flags\t: fpu fma avx2"})
+    monkeypatch.setattr(native_build, "_processor", lambda: {"flags\t: fpu fma avx2"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with caplog.at_level(logging.WARNING):
         assert choose(BF16, CPU, str(tmp_path), 1) is None
@@ -148,7 +148,7 @@ def test_native_layers_are_had_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, device: str, why: str
 ) -> None:
     """Who asks for them wants no other: one line says why not."""
-    monkeypatch.setattr(native, "_processor", lambda: {"flags\t: fpu fma avx2"})
+    monkeypatch.setattr(native_build, "_processor", lambda: {"flags\t: fpu fma avx2"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ConfigError) as refusal:
         choose(dtype, torch.device(device), str(tmp_path), 1, "native")
@@ -180,9 +180,9 @@ def test_a_processor_without_fast_vectors_is_left_to_torch(
 ) -> None:
     """One line says so."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(native, "_processor", lambda: {"flags\t: fpu sse2 avx"})
+    monkeypatch.setattr(native_build, "_processor", lambda: {"flags\t: fpu sse2 avx"})
     with caplog.at_level(logging.WARNING):
-        assert native.load(tmp_path / "cache", 1) is None
+        assert native_build.load(tmp_path / "cache", 1) is None
     (record,) = caplog.records
     assert "no AVX2" in record.message
 
@@ -192,10 +192,10 @@ def test_a_build_that_fails_is_not_kept(
 ) -> None:
     """The compiler's first line is in the warning, and nothing is in the cache."""
     (tmp_path / "broken.cpp").write_text("#error not today\n")
-    monkeypatch.setattr(native, "SOURCES", tmp_path)
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
     backend()  # skips where there is no compiler
     with caplog.at_level(logging.WARNING):
-        assert native.load(tmp_path / "cache", 1) is None
+        assert native_build.load(tmp_path / "cache", 1) is None
     (record,) = caplog.records
     assert "not today" in record.message
     assert not list((tmp_path / "cache").rglob("*.so"))
@@ -206,15 +206,15 @@ def test_a_build_is_told_before_and_after_and_only_when_there_is_one(
 ) -> None:
     """It takes some seconds of a start, once: whoever waits should know what for."""
     backend()
-    (built,) = Path(cache_dir()).glob(f"kernels/{native._key()}/*.so")
+    (built,) = Path(cache_dir()).glob(f"kernels/{native_build._key()}/*.so")
 
     def compile_nothing(command: list[str], **_: object) -> None:
         shutil.copy(built, command[command.index("-o") + 1])
 
     monkeypatch.setattr(subprocess, "run", compile_nothing)
-    with caplog.at_level(logging.INFO, "workers.native"):
-        assert native.load(tmp_path, 1) is not None
-        assert native.load(tmp_path, 1) is not None
+    with caplog.at_level(logging.INFO, "workers.native_build"):
+        assert native_build.load(tmp_path, 1) is not None
+        assert native_build.load(tmp_path, 1) is not None
     before, after = (record.message for record in caplog.records)
     assert before == "building kernels for this processor, once; takes seconds"
     assert after.startswith("kernels built compiler=")
@@ -223,6 +223,6 @@ def test_a_build_is_told_before_and_after_and_only_when_there_is_one(
 def test_a_build_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second start needs no compiler."""
     backend()
-    monkeypatch.setattr(native, "_build", None)
+    monkeypatch.setattr(native_build, "_build", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert native.load(Path(cache_dir()), 1) is not None
+    assert native_build.load(Path(cache_dir()), 1) is not None
