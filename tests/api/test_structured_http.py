@@ -271,7 +271,7 @@ def test_broken_wish_is_a_400_by_name(
         more = {"prompt": "x"} if ask == server.complete else {}
         began = time.perf_counter()
         response = ask(**fields, **more, stream=stream)
-        assert time.perf_counter() - began < 1.0
+        assert time.perf_counter() - began < 2.0
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == param
     assert asked(server) == []
