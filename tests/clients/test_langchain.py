@@ -6,7 +6,7 @@ from tests.clients.results import Results
 from tests.clients.servers import TOOL_CALLS
 
 CLIENT = "langchain"
-SERVERS = ("echo", "tools")
+SERVERS = ("echo", "tools", "demo")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -38,6 +38,20 @@ def test_calls_tools(results: Results) -> None:
     assert it["content"] == "I will look that up."
     assert it["calls"] == it["streamed"] == [list(call) for call in TOOL_CALLS]
     assert (it["second"], it["invalid"]) == (2, 0)
+
+
+def test_makes_the_model_call_a_tool(results: Results) -> None:
+    """`tool_choice` any and by name, on a real model."""
+    assert results["makes_the_model_call"] == [["Animal"], ["Animal"]]
+
+
+def test_structures_output(results: Results) -> None:
+    """`with_structured_output` by a schema and by a tool, into a Pydantic class."""
+    it = results["structures_output"]
+
+    assert {it[method]["name"] for method in it} <= {"cat", "dog", "owl"}
+    assert set(it) == {"json_schema", "function_calling"}
+    assert results["streams_structured_output"]["legs"] in range(10)
 
 
 def test_speaks_responses(results: Results) -> None:

@@ -6,7 +6,7 @@ from tests.clients.results import Results, decoded
 from tests.clients.servers import TOOL_CALLS
 
 CLIENT = "litellm"
-SERVERS = ("echo", "tools")
+SERVERS = ("echo", "tools", "demo")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -39,6 +39,11 @@ def test_calls_tools(results: Results) -> None:
     assert it["reasoning"] == "They ask for two cities: é, 漢字."
     assert decoded(it["calls"]) == decoded(it["streamed"]) == TOOL_CALLS
     assert it["second"] == "tool_calls"
+
+
+def test_fills_a_schema(results: Results) -> None:
+    """`response_format` as a Pydantic class."""
+    assert results["fills_a_schema"]["name"] in ("cat", "dog", "owl")
 
 
 def test_errors_are_the_clients_own(results: Results) -> None:

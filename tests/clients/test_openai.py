@@ -6,7 +6,7 @@ from tests.clients.results import Results, decoded
 from tests.clients.servers import TOOL_CALLS
 
 CLIENT = "openai"
-SERVERS = ("echo", "endless", "tools")
+SERVERS = ("echo", "endless", "tools", "demo")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -79,6 +79,16 @@ def test_streams_tool_calls(results: Results) -> None:
     assert decoded(results["streams_tools"]) == TOOL_CALLS
 
 
+def test_parses_into_a_model(results: Results) -> None:
+    """`.parse` with a Pydantic class: a real model says what the class can hold."""
+    assert results["parses"]["name"] in ("cat", "dog", "owl")
+
+
+def test_makes_the_model_call_a_tool(results: Results) -> None:
+    """`tool_choice` required and by name."""
+    assert results["makes_the_model_call"] == [["describe"], ["describe"]]
+
+
 def test_responds(results: Results) -> None:
     """A response, the next one after it, and both by their ids."""
     it = results["responds"]
@@ -96,6 +106,11 @@ def test_streams_a_response(results: Results) -> None:
     assert it["deltas"] == it["final"] == "Grüße"
     assert it["kinds"] == ["response.created", "response.completed"]
     assert it["numbers"]
+
+
+def test_parses_a_response(results: Results) -> None:
+    """`.responses.parse` with a Pydantic class."""
+    assert 0 <= results["parses_responses"]["legs"] <= 9
 
 
 def test_calls_tools_in_responses(results: Results) -> None:

@@ -1,9 +1,10 @@
 """The `anthropic` client on /v1/messages: sync and async, its stream helper, tools, `.parse`."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+from pydantic import BaseModel
 from steps import main, server, step
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Grüße, 世界 🙂"}]
@@ -20,6 +21,11 @@ TOOLS: list[Any] = [
         },
     }
 ]
+
+
+class Animal(BaseModel):
+    name: Literal["cat", "dog", "owl"]
+    can_fly: bool
 
 
 def client(name: str) -> Any:
@@ -120,6 +126,28 @@ def streams_tools() -> Any:
             model="m", messages=MESSAGES, extra_body=COLD, max_tokens=1024, tools=TOOLS
         ) as stream:
             return calls(stream.get_final_message())
+
+
+@step
+def makes_the_model_call() -> Any:
+    schema = {**Animal.model_json_schema(), "additionalProperties": False}
+    tools = [{"name": "describe", "description": "An animal", "input_schema": schema}]
+    found = []
+    for choice in ({"type": "any"}, {"type": "tool", "name": "describe"}):
+        answer = ask("demo", tools=tools, tool_choice={**choice, "disable_parallel_tool_use": True})
+        for name, arguments in calls(answer):
+            found.append([name, Animal.model_validate(arguments).model_dump()])
+    return found
+
+
+@step
+def parses() -> Any:
+    with client("demo") as it:
+        answer = it.messages.parse(
+            model="m", messages=MESSAGES, extra_body=COLD, max_tokens=1024, output_format=Animal
+        )
+    assert isinstance(answer.parsed_output, Animal)
+    return answer.parsed_output.model_dump()
 
 
 def type_of(error: anthropic.APIStatusError) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from steps import main, server, step
 
 
@@ -14,6 +14,13 @@ class get_weather(BaseModel):  # the tool's name
 
     city: str
     unit: Literal["celsius", "kelvin"]
+
+
+class Animal(BaseModel):
+    """An animal."""
+
+    name: Literal["cat", "dog", "owl"]
+    legs: int = Field(ge=0, le=9)
 
 
 def chat(name: str, **options: Any) -> Any:
@@ -75,6 +82,36 @@ def calls_tools() -> Any:
         "second": len(second.tool_calls),
         "invalid": len(first.invalid_tool_calls),
     }
+
+
+@step
+def makes_the_model_call() -> Any:
+    found = []
+    for choice in ("any", "Animal"):
+        model = chat("demo", max_tokens=200).bind_tools(
+            [Animal], tool_choice=choice, parallel_tool_calls=False
+        )
+        found.append(calls(model.invoke("Describe an animal.")))
+    return [[Animal.model_validate(args) and name for name, args in each] for each in found]
+
+
+@step
+def structures_output() -> Any:
+    found = {}
+    for method in ("json_schema", "function_calling"):
+        model = chat("demo", max_tokens=200).with_structured_output(Animal, method=method)
+        answer = model.invoke("Describe an animal.")
+        assert isinstance(answer, Animal)
+        found[method] = answer.model_dump()
+    return found
+
+
+@step
+def streams_structured_output() -> Any:
+    model = chat("demo", max_tokens=200).with_structured_output(Animal)
+    *_, last = model.stream("Describe an animal.")
+    assert isinstance(last, Animal)
+    return last.model_dump()
 
 
 @step

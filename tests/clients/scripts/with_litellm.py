@@ -1,9 +1,10 @@
 """LiteLLM, with the server as an OpenAI and as a vLLM one."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import litellm
+from pydantic import BaseModel
 from steps import main, server, step
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Grüße, 世界 🙂"}]
@@ -17,6 +18,11 @@ TOOLS: list[Any] = [
         },
     }
 ]
+
+
+class Animal(BaseModel):
+    name: Literal["cat", "dog", "owl"]
+    can_fly: bool
 
 
 def where(name: str) -> dict[str, Any]:
@@ -101,6 +107,12 @@ def calls_tools() -> Any:
         "streamed": calls(streamed),
         "second": second.choices[0].finish_reason,
     }
+
+
+@step
+def fills_a_schema() -> Any:
+    answer = ask("demo", "hosted_vllm", response_format=Animal, max_tokens=100)
+    return Animal.model_validate_json(answer.choices[0].message.content).model_dump()
 
 
 @step

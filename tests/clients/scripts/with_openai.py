@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Literal
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from steps import main, server, step
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Grüße, 世界 🙂"}]
@@ -15,6 +15,14 @@ class GetWeather(BaseModel):
 
     city: str
     unit: Literal["celsius", "kelvin"]
+
+
+class Animal(BaseModel):
+    """What the real model is made to fill in."""
+
+    name: Literal["cat", "dog", "owl"]
+    legs: int = Field(ge=0, le=9)
+    can_fly: bool
 
 
 def tool() -> Any:
@@ -191,6 +199,46 @@ def streams_tools() -> Any:
 
 
 @step
+def parses() -> Any:
+    messages: list[Any] = [{"role": "user", "content": "Describe an animal as JSON."}]
+    with client("demo") as it:
+        whole = it.chat.completions.parse(
+            model="m", messages=messages, temperature=0, response_format=Animal
+        )
+        helper = it.chat.completions.stream(
+            model="m", messages=messages, temperature=0, response_format=Animal
+        )
+        with helper as stream:
+            [done] = [event for event in stream if event.type == "content.done"]
+    assert isinstance(whole.choices[0].message.parsed, Animal)
+    assert isinstance(done.parsed, Animal)
+    return whole.choices[0].message.parsed.model_dump()
+
+
+@step
+def makes_the_model_call() -> Any:
+    """A required and a named tool, which a grammar enforces."""
+    named: Any = {"type": "function", "function": {"name": "describe"}}
+    describe: Any = openai.pydantic_function_tool(Animal, name="describe")
+    messages: list[Any] = [{"role": "user", "content": "Describe an animal."}]
+    found = []
+    with client("demo") as it:
+        for choice in ("required", named):
+            answer = it.chat.completions.parse(
+                model="m",
+                messages=messages,
+                tools=[describe],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+                temperature=0,
+            )
+            calls = answer.choices[0].message.tool_calls or []
+            assert all(isinstance(call.function.parsed_arguments, Animal) for call in calls)
+            found.append([call.function.name for call in calls])
+    return found
+
+
+@step
 def responds() -> Any:
     with client("echo") as it:
         whole = it.responses.create(model="m", input="Grüße", temperature=0)
@@ -225,6 +273,16 @@ def streams_responses() -> Any:
         "kinds": [events[0].type, events[-1].type],
         "numbers": [event.sequence_number for event in events] == list(range(len(events))),
     }
+
+
+@step
+def parses_responses() -> Any:
+    with client("demo") as it:
+        answer = it.responses.parse(
+            model="m", input="Describe an animal.", temperature=0, text_format=Animal
+        )
+    assert isinstance(answer.output_parsed, Animal)
+    return answer.output_parsed.model_dump()
 
 
 @step
