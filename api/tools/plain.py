@@ -25,7 +25,8 @@ def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
         yield from reader.skips("]")
         reader.recorded()
     except BrokenError:
-        if not call.is_begun:
+        # At the end a limit has cut the text: what is no call yet was to become one.
+        if not call.is_begun and (yield from reader.peek()):
             sink.text(reader.recorded())
     yield from reader.pass_rest(sink.text)
 

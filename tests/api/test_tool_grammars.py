@@ -257,3 +257,11 @@ def test_plain_calls_are_not_looked_for_beyond_their_list() -> None:
 def test_grammar_is_one_description() -> None:
     """Of the kind that holds all others."""
     assert isinstance(StructuredOutput("lark", Grammar().render('"a"')), StructuredOutput)
+
+
+def test_plain_calls_that_a_limit_cuts_leave_nothing_in_the_text() -> None:
+    """Wherever it does: what is no call yet was to become one. What comes whole stays whole."""
+    text = WRITTEN["plain"]
+    for end in range(len(text)):
+        assert read(select.PLAIN, text[:end])[0] == "", text[:end]
+    assert [tool for tool, _ in read(select.PLAIN, text)[1]] == ["weather", "now"]
