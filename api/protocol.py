@@ -7,8 +7,10 @@ from typing import Literal
 
 import msgspec
 
+from api import sampling_fields
 from api.beams import MAX_BEAMS
 from api.sampling import SamplingParams
+from api.sampling_fields import SamplingFields
 from api.structured import fields
 from api.structured.fields import Wanted
 from api.truncation import Truncation
@@ -37,31 +39,13 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
     min_count: int = 4
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
-    """What both routes share. `null` is the same as leaving a field out."""
+class GenerationBody(SamplingFields, kw_only=True):
+    """What completions and chats share. `null` is the same as leaving a field out."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     n: int | None = None
-    seed: int | None = None
-    """-1 is none, as in vLLM."""
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     prompt_logprobs: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     """Words that the answer must not hold."""
     logprob_token_ids: list[int] | None = None
@@ -210,10 +194,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The fields that say how to sample, checked. Raises InvalidRequestError."""
-        values = zip(_SAMPLING_FIELDS, _sampling_fields(self), strict=True)
-        given = {name: value for name, value in values if value is not None}
-        if self.seed == -1:
-            del given["seed"]
+        given = _read_sampling(self)
         if self.best_of is not None:
             given["n"] = self.best_of
             if self.best_of > self.num_choices and logprobs is None:
@@ -226,30 +207,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "prompt_logprobs",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "logprob_token_ids",
-)
-_sampling_fields = attrgetter(*_SAMPLING_FIELDS)
+_read_sampling = sampling_fields.reader("n", "prompt_logprobs", "bad_words", "logprob_token_ids")
 _wanted_fields = attrgetter(*fields.NAMES)
 
 _RARE_FIELDS = (

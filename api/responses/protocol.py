@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from api.answer_bodies import TokenLogprob
 from api.body import Refusal
 from api.responses.items import Item, OutputItem, OutputText, ReasoningText
+from api.sampling_fields import SamplingFields
 
 # ---------------------------------------------------------------------------------------- request
 
@@ -31,7 +32,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
     """The older name of `summary`."""
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
+class ResponsesBody(SamplingFields, kw_only=True):
     """POST /v1/responses. `null` is the same as leaving a field out."""
 
     model: str | None = None
@@ -48,8 +49,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None = None
     """Of built-in tools; there are none."""
 
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     tools: msgspec.Raw = msgspec.Raw(b"null")
@@ -62,22 +61,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
 
-    # vLLM's additions.
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    # vLLM's additions, beside most of `SamplingFields`.
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")

@@ -5,11 +5,10 @@ ResponsesBody -> check -> ResponseRequest: tools, sampling, and the response as 
 
 import time
 from dataclasses import dataclass
-from operator import attrgetter
 
 import msgspec
 
-from api import prompts
+from api import prompts, sampling_fields
 from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
 from api.responses import text_format
 from api.responses import tools as response_tools
@@ -51,26 +50,7 @@ _SUMMARY_FIELDS = ("summary", "generate_summary")
 _EFFORT_NAMES = ("reasoning_effort", "enable_thinking")
 """What chat templates call it: how much, or whether at all."""
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-)
-_sampling_fields = attrgetter(*_SAMPLING_FIELDS)
+_read_sampling = sampling_fields.reader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +145,11 @@ def _sampling_params(body: ResponsesBody) -> SamplingParams:
         check_range("max_tool_calls", body.max_tool_calls, 1, 2**31 - 1)
     if body.top_logprobs is not None:
         check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-    values = zip(_SAMPLING_FIELDS, _sampling_fields(body), strict=True)
-    given = {name: value for name, value in values if value is not None}
     wants_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     return SamplingParams(
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        **given,
+        **_read_sampling(body),
     )
 
 

@@ -378,6 +378,15 @@ def test_sampling_fields_reach_the_engine(server: HttpServer) -> None:
     assert (params.seed, params.max_tokens, params.min_p) == (3, 9, 0.1)
 
 
+def test_seed_minus_one_is_none(server: HttpServer) -> None:
+    """As in a chat."""
+    ask(server, seed=-1)
+
+    params = server.engine.received[-1].sampling_params
+    assert params is not None
+    assert params.seed is None
+
+
 def test_requests_with_one_cache_key_share_a_rank() -> None:
     """It is where their prefix is cached."""
     with serving(num_engines=4) as server:
