@@ -1,7 +1,7 @@
 """From a checked request to its HTTP response: tokenize, generate, answer whole or as a stream.
 
-The two generating routes differ in what they ask for and in their JSON; both hand that in as a
-`Format` and leave the rest to `respond`.
+The generating routes differ in what they ask for and in their JSON; each hands that in as a `Job`
+with a `Format`, and leaves the rest to `respond`.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import client_watch, route_headers
+from api import client_watch, route_headers, thinking_budget
 from api.client_watch import ClientWatch
 from api.errors import Failure
 from api.generate import Batch, Generation, Prompt
 from api.output_processor import OutputDelta, OutputProcessor, PositionLogprobs
-from api.protocol import GenerationBody
+from api.protocol import ChatBody, CompletionBody, GenerationBody
 from api.route_headers import RouteWish
 from api.sampling import SamplingParams
 from api.service import LoadedModel, Service
@@ -229,6 +230,14 @@ def check_priority(priority: int | None, service: Service) -> None:
         raise InvalidRequestError(
             "priority needs a server started with --scheduling-policy priority", "priority"
         )
+
+
+def sampling_params(body: ChatBody | CompletionBody, service: Service) -> SamplingParams:
+    """How to sample, with the budget of thoughts. Raises RequestError."""
+    model = service.model
+    budget = thinking_budget.make(body.thinking_token_budget, model.markup, model.tokenizer)
+    params = body.generation_params()
+    return params if budget is None else replace(params, thinking_budget=budget)
 
 
 def has_ids_for_tokens(body: GenerationBody, service: Service) -> bool:

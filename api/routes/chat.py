@@ -5,7 +5,6 @@ from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +17,6 @@ from api import (
     openapi_fields,
     prompts,
     sse,
-    thinking_budget,
 )
 from api.answer_bodies import (
     ChatChoice,
@@ -38,7 +36,6 @@ from api.output_processor import OutputDelta
 from api.protocol import ChatBody
 from api.routes.chat_messages import MessageWriter
 from api.routing import Route
-from api.sampling import SamplingParams
 from api.service import Service
 from api.tools import request as tool_request
 from engine.errors import InvalidRequestError, UnsupportedFieldError
@@ -85,7 +82,7 @@ def read_conversation(service: Service, chat: ChatBody) -> Conversation:
     return Conversation(
         read_messages=partial(prompts.read_messages, chat.messages),
         plan=message_plan.make(service.model.markup, tools, chat.include_reasoning),
-        params=_params(service, chat),
+        params=answer.sampling_params(chat, service),
         read_wanted=chat.read_wanted,
         answer_id=answer_id("chatcmpl-", chat.request_id),
         variables=prompts.template_variables(chat.chat_template_kwargs, chat.reasoning_effort),
@@ -132,13 +129,6 @@ def _job(
         make_generation=generation_for(chat, conversation.params),
         session=chat.session_id,
     )
-
-
-def _params(service: Service, chat: ChatBody) -> SamplingParams:
-    model = service.model
-    budget = thinking_budget.make(chat.thinking_token_budget, model.markup, model.tokenizer)
-    params = chat.generation_params()
-    return params if budget is None else replace(params, thinking_budget=budget)
 
 
 def _render_s(service: Service, chat: ChatBody) -> float:

@@ -4,7 +4,6 @@ import time
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -76,7 +75,7 @@ def _job(
     num_sequences = len(given) * completion.num_sequences
     answer.check_size(len(given), completion.num_sequences, service)
     check_beams(completion, len(given))
-    params = _params(service, completion)
+    params = answer.sampling_params(completion, service)
     answer_id = ids.answer_id("cmpl-", completion.request_id)
 
     def prepare(model: LoadedModel) -> list[Prompt]:
@@ -110,13 +109,6 @@ def _job(
         make_generation=generation_for(completion, params),
         session=completion.session_id,
     )
-
-
-def _params(service: Service, completion: CompletionBody) -> SamplingParams:
-    model = service.model
-    budget = thinking_budget.make(completion.thinking_token_budget, model.markup, model.tokenizer)
-    params = completion.generation_params()
-    return params if budget is None else replace(params, thinking_budget=budget)
 
 
 def _prepare(
