@@ -220,7 +220,7 @@ class Generation:
         return blamed
 
     def cancel(self) -> None:
-        """The client has gone: abort, and end `batches`."""
+        """The client has gone: abort, and end `news`."""
         self._is_cancelled = True
         self.close()
         self.wakeup.set()

@@ -1,9 +1,10 @@
-"""POST /v1/chat/completions/render and /v1/completions/render: what the model would be asked.
+"""POST /v1/chat/completions/render and /v1/completions/render: what the model would be asked. Below
+/v1/messages and /v1/responses, `endpoint` makes the same.
 
 They take what the routes above them take, and check all of it, and answer with the prompt as text
 and as token ids and with every sampling parameter, instead of generating. The shape is that of
-vLLM's routes of this name: one object for a chat, a list for a completion, which may have several
-prompts.
+vLLM's routes of this name: one object for a conversation, a list for a completion, which may have
+several prompts.
 """
 
 from collections.abc import Awaitable, Callable
