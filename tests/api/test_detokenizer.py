@@ -175,8 +175,9 @@ def test_lone_surrogates_never_leave() -> None:
     token_ids = [tokenizer.token_id(f"<0x{b:02X}>") or 0 for b in b"\xed\xa0\xbd\xed\xb8\x80"]
     stream = detokenizer.start(tokenizer)
 
-    for token_id in token_ids:
-        stream.push([token_id]).encode("utf-8")
+    pieces = [stream.push([token_id]) for token_id in token_ids]
+
+    assert "".join(pieces).encode("utf-8").decode().strip("\ufffd") == ""
 
 
 @settings(max_examples=150, deadline=None, database=None)

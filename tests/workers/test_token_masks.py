@@ -66,6 +66,7 @@ def test_a_mask_of_another_vocabulary_is_refused(kernels: Kernels | None) -> Non
 
 
 def test_bits_can_be_asked_for_and_counted() -> None:
+    """Of any token, also the first and last of a word."""
     allowed = np.zeros((1, 70), bool)
     allowed[0, [0, 31, 32, 69]] = True
     (bits,) = packed(allowed)
