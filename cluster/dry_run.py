@@ -11,7 +11,8 @@ from cluster.checkpoint import read_tensor_shapes
 from cluster.config import ServeConfig
 from cluster.estimate import ModelFacts
 from cluster.hybrid_layout import lay_out_servers
-from cluster.layout import Layout, lay_out
+from cluster.layout import Layout
+from cluster.layout_builder import lay_out
 from cluster.model_source import find
 from cluster.placement import Node
 from cluster.scripted_source import MAX_LENGTH

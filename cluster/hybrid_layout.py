@@ -13,7 +13,8 @@ from cluster.config import ServeConfig
 from cluster.estimate import ModelFacts
 from cluster.http_socket import url
 from cluster.hybrid import server_title
-from cluster.layout import Layout, NodeLoad, ServerPlan, lay_out, place_now
+from cluster.layout import Layout, NodeLoad, ServerPlan
+from cluster.layout_builder import lay_out, place_now
 from cluster.placement import Node, Placement, RankDemand, RankPlace, demand_of
 
 

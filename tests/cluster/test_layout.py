@@ -13,7 +13,8 @@ from cluster.config import EngineOptions, ServeConfig
 from cluster.dry_run import read_facts
 from cluster.environment import Environment
 from cluster.estimate import ModelFacts
-from cluster.layout import Layout, lay_out
+from cluster.layout import Layout
+from cluster.layout_builder import lay_out
 from cluster.layout_text import render, size
 from cluster.placement import Node, PlacementError, Resources
 from engine.errors import ConfigError
