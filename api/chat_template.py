@@ -1,7 +1,7 @@
 """Messages to the text of a prompt, by the model's own Jinja template, with transformers'
 conventions.
 
-Used by the chat route and `LLM.chat`. Templates come with models, so they are not trusted with the
+Used by `conversation` and `LLM.chat`. Templates come with models, so they are not trusted with the
 interpreter: they run in Jinja's immutable sandbox, see plain data only, and are stopped when they
 run too long or write too much. Rendering takes as long as it takes: `short_render_s` says how long
 at least, and what takes long is called off the event loop.

@@ -25,8 +25,8 @@ _HEADERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     SESSION: ("Requests of one session share a rank where that costs nothing.", {"type": "string"}),
 }
 _DESCRIPTION = (
-    "OpenAI's API and vLLM's additions. Errors have OpenAI's shape, and `param` has the field's"
-    " name; `x-request-id` of a request comes back with its answer."
+    "OpenAI's and Anthropic's APIs, and vLLM's additions. An error says which field is wrong, and"
+    " has the shape of its API; `x-request-id` of a request comes back with its answer."
 )
 
 

@@ -1,5 +1,5 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat request, checked. Used by the chat
-route."""
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat request, checked. Used by the routes
+that take messages: each puts its own tools into this form."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
