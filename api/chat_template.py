@@ -2,40 +2,30 @@
 conventions.
 
 Used by `conversation` and `LLM.chat`. Templates come with models, so they are not trusted with the
-interpreter: they run in Jinja's immutable sandbox, see plain data only, and are stopped when they
-run too long or write too much. Rendering takes as long as it takes: `short_render_s` says how long
-at least, and what takes long is called off the event loop.
+interpreter: they run in a sandbox (`template_sandbox`), see plain data only, and are stopped when
+they run too long or write too much. Rendering takes as long as it takes: `short_render_s` says how
+long at least, and what takes long is called off the event loop.
 
 The begin token is the template's business: encode what `render` returns with
 `add_special_tokens=False`, or it comes twice. Special tokens in what users say are marked, so that
 they are encoded as text (`typed_tokens`); the template's own are not.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes, sandbox, utils
-from jinja2.parser import Parser
 
-from api import template_calls
+from api import template_calls, template_sandbox
 from api.tokenizer import Tokenizer
 from api.typed_tokens import NO_MARKS, ChatMarks
-from engine.errors import ConfigError, InvalidRequestError, UnsupportedFieldError
+from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 Message = Mapping[str, Any]
 Mark = Callable[[str], str]
 """Marks tokens in a text that comes from a request."""
-
-MAX_RENDER_S = 5.0
-"""A conversation renders in milliseconds; loops inside loops over a hostile one may not."""
-
-MAX_RENDERED_CHARS = 32 << 20
 
 _RESERVED = frozenset(
     {
@@ -57,8 +47,6 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _CUT_HERE = "\ue000cut here\ue000"
 _CUT_MARK = f"{_CUT_HERE} "
 
-_deadline: ContextVar[float] = ContextVar("template_deadline")
-
 
 class ChatTemplate:
     """The chat template of one model. Safe to use from several threads.
@@ -76,9 +64,10 @@ class ChatTemplate:
     ) -> None:
         self._marks = NO_MARKS
         self._special_tokens = dict(special_tokens or {})
-        environment = _environment()
+        environment = template_sandbox.make_environment()
         self._templates = {
-            name: _compile(environment, name, source) for name, source in templates.items()
+            name: template_sandbox.compile_template(environment, name, source)
+            for name, source in templates.items()
         }
         self._sources = dict(templates)
         self._takes_parts = {name: self._probe_parts(name) for name in templates}
@@ -234,9 +223,8 @@ class ChatTemplate:
         return min(took_s)
 
     def _run(self, name: str, variables: Mapping[str, Any]) -> str:
-        token = _deadline.set(time.monotonic() + MAX_RENDER_S)
         try:
-            return _join(self._templates[name].generate(variables))
+            return template_sandbox.render(self._templates[name], variables)
         except jinja2.TemplateError as error:
             raise InvalidRequestError(error.message or type(error).__name__, "messages") from error
         except (
@@ -251,8 +239,6 @@ class ChatTemplate:
                 f"the chat template failed on these messages: {type(error).__name__}: {error}",
                 "messages",
             ) from error
-        finally:
-            _deadline.reset(token)
 
 
 def check_variables(variables: Mapping[str, Any], taken_too: Iterable[str] = ()) -> None:
@@ -331,127 +317,3 @@ def _cut_at_mark(text: str) -> str:
         )
     # A template that trims messages has taken the mark's space, and takes the message's own too.
     return before if after.startswith(" ") else before.rstrip()
-
-
-# --------------------------------------------------------------------------------- environment
-
-
-class _GenerationTag(ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the model's own words, for training. Here it
-    changes nothing."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-class _Namespace(utils.Namespace):
-    """Jinja's, without names that begin with an underscore: Python's own live there."""
-
-    def __init__(*args: Any, **variables: Any) -> None:
-        self, *rest = args  # a template may well have a variable called self
-        attributes = dict(*rest, **variables)
-        for name in attributes:
-            _refuse_underscore(name)
-        utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-class _BoundedLoop:
-    """What a template loops over, with a look at the clock in each round."""
-
-    def __init__(self, items: Iterable[Any]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # a TypeError is what Jinja expects then
-
-    def __iter__(self) -> Iterator[Any]:
-        deadline = _deadline.get()
-        for item in self._items:
-            if time.monotonic() > deadline:
-                raise jinja2.TemplateRuntimeError(
-                    f"the chat template took over {MAX_RENDER_S:.0f} s on these messages"
-                )
-            yield item
-
-
-def _environment() -> sandbox.ImmutableSandboxedEnvironment:
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
-    )
-    environment.filters |= {"tojson": _to_json, "bounded_loop": _BoundedLoop}
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-        "dict": lambda *args, **items: dict(*args, **items),
-        "namespace": _Namespace,
-    }
-    return environment
-
-
-def _compile(
-    environment: sandbox.ImmutableSandboxedEnvironment, name: str, source: str
-) -> jinja2.Template:
-    """Compile a template with each of its loops bounded."""
-    try:
-        tree = environment.parse(source)
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "bounded_loop", [], [], None, None)
-        code = environment.compile(tree, filename=f"chat template {name}")
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"the model's chat template ({name}) is no valid Jinja: line {error.lineno}:"
-            f" {error.message}"
-        ) from error
-    return environment.template_class.from_code(environment, code, environment.make_globals(None))
-
-
-def _join(pieces: Iterable[str]) -> str:
-    """The pieces of a rendered template as one text, unless it grows too long."""
-    text: list[str] = []
-    num_chars = 0
-    for piece in pieces:
-        num_chars += len(piece)
-        if num_chars > MAX_RENDERED_CHARS:
-            raise jinja2.TemplateRuntimeError(
-                f"the chat template wrote over {MAX_RENDERED_CHARS} characters for these messages"
-            )
-        text.append(piece)
-    return "".join(text)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as a model reads it: Jinja's own filter escapes characters for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _refuse_underscore(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace must not hold {name!r}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api import chat_template
+from api import template_sandbox
 from api.chat_template import ChatTemplate
 from api.tokenizer import Tokenizer
 from engine.errors import ConfigError, InvalidRequestError, UnsupportedFieldError
@@ -156,7 +156,7 @@ def test_a_template_cannot_reach_the_interpreter(source: str) -> None:
 )
 def test_endless_rendering_is_cut(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops in loops, over numbers or the client's own messages, end at the deadline (S-29)."""
-    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.1)
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_S", 0.1)
     template = make(source)
     began = time.monotonic()
 
@@ -168,7 +168,7 @@ def test_endless_rendering_is_cut(source: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_endless_output_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that doubles what it is given does not fill the memory (S-29)."""
-    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 10_000)
+    monkeypatch.setattr(template_sandbox, "MAX_RENDERED_CHARS", 10_000)
 
     with pytest.raises(InvalidRequestError, match="wrote over"):
         make("{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}").render([USER])
