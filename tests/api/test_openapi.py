@@ -1,7 +1,10 @@
 """The OpenAPI document says what the routes do, all of them."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+import api
 from api.app import all_routes
 from api.config import ApiConfig
 from api.engine_client import EngineClient
@@ -191,6 +195,27 @@ def test_parameters_of_a_path_and_a_query_are_named() -> None:
 
     assert (name["name"], name["in"], name["required"]) == ("name", "path", True)
     assert (scale["name"], scale["in"], scale["schema"]) == ("scale", "query", {"type": "integer"})
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="asks node where the script looks")
+@pytest.mark.parametrize(
+    ("page", "document"),
+    [
+        ("/docs", "/openapi.json"),
+        ("/docs/", "/openapi.json"),
+        ("/llm/redoc//", "/llm/openapi.json"),
+        ("/llm/docs", "/llm/openapi.json"),
+    ],
+)
+def test_the_page_finds_its_document(page: str, document: str) -> None:
+    """Beside itself, behind a proxy too, with or without a slash at the end."""
+    html = (Path(api.__file__).parent / "docs.html").read_text(encoding="utf-8")
+    [line] = (line for line in html.splitlines() if line.startswith("const base = "))
+    script = f"const location = new URL(process.argv[1]); {line}"
+    script += 'console.log(new URL("openapi.json", base).href)'
+    command = ["node", "-e", script, f"http://a.org{page}"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    assert shown.stdout.strip() == f"http://a.org{document}"
 
 
 def test_the_proxy_s_prefix_is_where_the_routes_begin() -> None:
