@@ -12,8 +12,12 @@ from starlette.types import ASGIApp
 from api import errors
 from api.config import ApiConfig
 
-EXPOSED = ("retry-after", "x-raywire-ignored", "x-raywire-route", "x-request-id")
+EXPOSED = ("request-id", "retry-after", "x-raywire-ignored", "x-raywire-route", "x-request-id")
 """Headers of answers that scripts may read."""
+
+
+_MAX_SHOWN_CHARS = 100
+"""Of an origin, in an error."""
 
 
 def with_cors(app: ASGIApp, config: ApiConfig) -> ASGIApp:
@@ -37,6 +41,8 @@ class _Cors(CORSMiddleware):
         answer = super().preflight_response(request_headers)
         if answer.status_code < 400:
             return answer
-        message = f"{bytes(answer.body).decode()}; --allowed-origins and the like decide"
+        origin = request_headers["origin"][:_MAX_SHOWN_CHARS]
+        why = bytes(answer.body).decode()
+        message = f"{why}, for scripts of {origin!r}; --allowed-origins and the like decide"
         failure = errors.request_failure(answer.status_code, message, code="cors")
         return errors.error_response(failure)

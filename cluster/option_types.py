@@ -1,6 +1,7 @@
 """Types of options that click lacks: values as vLLM's users write them. Used by `options`."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ _DTYPES: dict[str, DType] = {
     "float16": "float16",
     "half": "float16",
 }
+
+_PLAIN_TEXT = re.compile(r"[^\[\]{}\"',\s]+")
 
 _SUFFIXES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -73,7 +76,7 @@ class PortRange(click.ParamType[tuple[int, int]]):
 
 
 class JsonTexts(click.ParamType[tuple[str, ...]]):
-    """Texts as a JSON list: `["a", "b"]`."""
+    """Texts as a JSON list: `["a", "b"]`. One that is no JSON is a list of itself."""
 
     name = "json"
 
@@ -85,7 +88,10 @@ class JsonTexts(click.ParamType[tuple[str, ...]]):
         try:
             texts = json.loads(value)
         except ValueError:
-            texts = None
+            # Nobody means a list that was cut off, or several, as the name of one.
+            texts = [value] if _PLAIN_TEXT.fullmatch(value) else None
+        if isinstance(texts, str):
+            texts = [texts]
         if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
             self.fail(f"""{value!r} is not a JSON list of texts ('["a", "b"]')""", param, ctx)
         return tuple(texts)

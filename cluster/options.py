@@ -132,14 +132,20 @@ _WEB_OPTIONS = [
         "HTTP",
         "--allowed-origins",
         type=JsonTexts(),
-        help="""Web sites whose scripts may speak to this server, as '["https://a.org"]'; "*" is all
-        of them. Unless given, none.""",
+        help="""Web sites whose scripts may speak to this server: one, several as
+        '["https://a.org", "https://b.org"]', or '*' for all. Unless given, none.""",
     ),
     _option(
-        "HTTP", "--allowed-methods", type=JsonTexts(), help="Of those scripts. Unless given, all."
+        "HTTP",
+        "--allowed-methods",
+        type=JsonTexts(),
+        help="""Of those scripts, as '["GET", "POST"]'. Unless given, all.""",
     ),
     _option(
-        "HTTP", "--allowed-headers", type=JsonTexts(), help="Of those scripts. Unless given, all."
+        "HTTP",
+        "--allowed-headers",
+        type=JsonTexts(),
+        help="""Of those scripts, as '["authorization"]'. Unless given, all.""",
     ),
     _option(
         "HTTP",

@@ -296,7 +296,7 @@ def test_stored_responses_are_bounded() -> None:
 
 
 def test_web_sites_are_named_as_vllm_names_them() -> None:
-    """JSON lists; unless given, no site may speak to the server."""
+    """JSON lists, or one text; unless given, no site may speak to the server."""
     assert serve_config().allowed_origins == ()
     config = serve_config(
         *("--allowed-origins", '["https://a.org"]', "--allow-credentials"),
@@ -309,7 +309,12 @@ def test_web_sites_are_named_as_vllm_names_them() -> None:
     assert config.disable_fastapi_docs
     assert config.root_path == "/llm"
 
-    for bad in ("https://a.org", '{"a": 1}', "[1]"):
+    for one in ("*", '"*"', '["*"]'):
+        assert serve_config("--allowed-origins", one).allowed_origins == ("*",)
+    one_method = serve_config("--allowed-methods", "GET", "--allowed-headers", "x-a")
+    assert (one_method.allowed_methods, one_method.allowed_headers) == (("GET",), ("x-a",))
+
+    for bad in ('["https://a.org"', "[https://a.org]", "GET, POST", '{"a": 1}', "[1]", "7", ""):
         result = CliRunner().invoke(cli, ["serve", "m", "--allowed-origins", bad])
         assert result.exit_code == 2
         assert "is not a JSON list" in result.output
