@@ -7,7 +7,7 @@ have and we do not serve is refused by name; one that nobody knows is ignored an
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -24,6 +24,8 @@ _MAX_REPORTED = 16
 _MAX_SEARCHED_BYTES = 1 << 16
 _MAX_OTHER_BYTES = 2 << 20
 """Of all fields but prompt and messages: the ids of a large vocabulary fit."""
+_MAX_NESTED_BYTES = 1 << 17
+_NO_NESTED: Mapping[str, Collection[str]] = {}
 _MAX_EMPTY_BYTES = 256
 """A value that asks for nothing is not longer."""
 
@@ -42,6 +44,7 @@ def decode(
     decoder: msgspec.json.Decoder[T],
     known: Collection[str],
     unsupported: Mapping[str, Refusal],
+    nested: Mapping[str, Collection[str]] = _NO_NESTED,
 ) -> tuple[T, list[str]]:
     """Decode a body.
 
@@ -50,9 +53,10 @@ def decode(
         decoder: of the struct.
         known: all fields that have a meaning or are accepted without one.
         unsupported: fields that are refused, unless their value asks for nothing.
+        nested: of fields that hold an object, by their path: all that such an object may have.
 
     Returns:
-        The struct, and the names of the fields that were ignored.
+        The struct, and the names of the fields that were ignored; of nested ones, their paths.
     """
     try:
         body = decoder.decode(raw)
@@ -62,13 +66,23 @@ def decode(
         for name in ignored:
             if name in unsupported:
                 _refuse_unless_empty(name, fields[name], unsupported[name])
+        inside = [
+            path
+            for name in nested.keys() & fields.keys()
+            for path in _unknown_inside(name, fields[name], nested)
+        ]
     except msgspec.ValidationError as error:
         raise invalid_field(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(raw, error) from error
     except RecursionError as error:
         raise InvalidRequestError("the body is nested too deeply") from error
-    return body, [name for name in ignored if name not in unsupported]
+    return body, [name for name in ignored if name not in unsupported] + sorted(inside)
+
+
+def unknown_names(raw: msgspec.Raw, known: Collection[str]) -> list[str]:
+    """The names in an object that are not among `known`."""
+    return [name for name in _RAW_FIELDS.decode(raw) if name not in known]
 
 
 def decode_field(
@@ -124,6 +138,21 @@ def _check_other_fields(raw: bytes, body: msgspec.Struct) -> None:
         raise InvalidRequestError(
             f"the body holds over {_MAX_OTHER_BYTES} bytes besides prompt or messages"
         )
+
+
+def _unknown_inside(
+    path: str, raw: msgspec.Raw, nested: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Paths of all that nobody knows in one field. What is no object has none, and what is too
+    long is refused for that later."""
+    if len(raw) > _MAX_NESTED_BYTES or not bytes(raw).startswith(b"{"):
+        return
+    for name, value in _RAW_FIELDS.decode(raw).items():
+        inner = f"{path}.{name}"
+        if name not in nested[path]:
+            yield inner
+        elif inner in nested:
+            yield from _unknown_inside(inner, value, nested)
 
 
 def _refuse_unless_empty(name: str, raw: msgspec.Raw, refusal: Refusal) -> None:

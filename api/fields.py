@@ -7,7 +7,8 @@ vLLM's own list.
 """
 
 from api.body import Refusal
-from api.protocol import ChatBody, CompletionBody
+from api.protocol import ChatBody, CompletionBody, RepetitionFields, StreamOptions
+from api.structured import fields as structured
 
 _TRANSFER = Refusal("this server computes prompt and answer in one place")
 _TEXT_ONLY = Refusal("prompts and answers are text")
@@ -63,3 +64,10 @@ what says how vLLM shows a rendered prompt, which has no effect here in vLLM eit
 
 KNOWN_IN_COMPLETIONS = frozenset(CompletionBody.__struct_fields__) | IGNORED
 KNOWN_IN_CHAT = frozenset(ChatBody.__struct_fields__) | IGNORED
+
+NESTED = {
+    "repetition_detection": frozenset(RepetitionFields.__struct_fields__),
+    "stream_options": frozenset(StreamOptions.__struct_fields__),
+    **structured.NESTED,
+}
+"""What fields that are objects may hold: anything else in them is ignored and reported as well."""

@@ -29,7 +29,7 @@ from api.answer_bodies import (
 )
 from api.choosing import generation_for
 from api.conversation import Conversation
-from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
+from api.fields import KNOWN_IN_CHAT, NESTED, UNSUPPORTED_IN_CHAT
 from api.generate import Batch, Generation, Prompt
 from api.ids import answer_id
 from api.output_processor import OutputDelta
@@ -67,7 +67,7 @@ async def read_job(service: Service, request: Request) -> answer.Job:
     """What a request asks for: everything that can be wrong without looking at tokens."""
     raw = await service.bodies.read(request)
     arrived_at = time.monotonic()
-    chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT)
+    chat, ignored = body.decode(raw, _DECODER, KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT, NESTED)
     return _job(service, chat, len(raw), arrived_at, body.ignored_header(ignored))
 
 

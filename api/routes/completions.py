@@ -16,7 +16,7 @@ from api.answer_bodies import (
     Usage,
 )
 from api.choosing import check_beams, generation_for
-from api.fields import KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
+from api.fields import KNOWN_IN_COMPLETIONS, NESTED, UNSUPPORTED_IN_COMPLETIONS
 from api.generate import Batch, Generation, Prompt
 from api.input_processor import DEFAULT_COMPLETION_TOKENS
 from api.logprobs import CompletionLogprobsWriter, for_prompt
@@ -55,7 +55,7 @@ async def read_job(service: Service, request: Request) -> answer.Job:
     raw = await service.bodies.read(request)
     arrived_at = time.monotonic()
     completion, ignored = body.decode(
-        raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS
+        raw, _DECODER, KNOWN_IN_COMPLETIONS, UNSUPPORTED_IN_COMPLETIONS, NESTED
     )
     return _job(service, completion, len(raw), arrived_at, body.ignored_header(ignored))
 

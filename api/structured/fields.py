@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from api.body import decode_field
+from api.body import decode_field, unknown_names
 from api.structured import options, structural_tag
 from api.structured.options import StructuredFields
 from api.structured.schema import MAX_SCHEMA_BYTES, JsonStyle, check_depth
@@ -72,7 +72,15 @@ class _StructuredOutputs(msgspec.Struct):
     whitespace_pattern: str | None = None
 
 
+NESTED = {
+    RESPONSE_FORMAT: frozenset({*_ResponseFormat.__struct_fields__, *structural_tag.NAMES}),
+    f"{RESPONSE_FORMAT}.json_schema": frozenset(_JsonSchema.__struct_fields__),
+    STRUCTURED_OUTPUTS: frozenset(_StructuredOutputs.__struct_fields__),
+}
+"""What these fields may hold, by their path."""
+
 _RESPONSE_FORMAT = msgspec.json.Decoder(_ResponseFormat).decode
+_NOTHING = _StructuredOutputs()
 _STRUCTURED = msgspec.json.Decoder(_StructuredOutputs).decode
 _TEXT = msgspec.json.Decoder(str).decode
 _TEXTS = msgspec.json.Decoder(list[str]).decode
@@ -184,6 +192,11 @@ def _of_structured(raw: msgspec.Raw) -> StructuredOutput:
     place = STRUCTURED_OUTPUTS
     _check_size(raw, place)
     found = decode_field(_STRUCTURED, raw, place)
+    if found == _NOTHING and (unknown := unknown_names(raw, NESTED[place])):
+        raise InvalidRequestError(
+            f"{place} has no {unknown[0][:40]!r}: give exactly one of {', '.join(options.KINDS)}",
+            place,
+        )
     return options.output(
         StructuredFields(
             json=_text_of(found.json, f"{place}.json"),

@@ -16,7 +16,7 @@ from engine.structured_output import StructuredOutput
 MAX_CHOICES = 1000
 MAX_CHOICES_BYTES = 64 << 10
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StructuredFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +85,11 @@ class _Reader:
         self._names = names
 
     def read(self) -> StructuredOutput:
-        given = [kind for kind in _KINDS if getattr(self._params, kind) is not None]
+        given = [kind for kind in KINDS if getattr(self._params, kind) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise InvalidRequestError(
-                f"{self._place}: give exactly one of {', '.join(_KINDS)}, not {found}", self._place
+                f"{self._place}: give exactly one of {', '.join(KINDS)}, not {found}", self._place
             )
         self._check_types()
         return self._read_kind(given[0], self._at(given[0]))

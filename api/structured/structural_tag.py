@@ -27,6 +27,9 @@ MAX_TRIGGERS = 64
 MAX_TEXT_CHARS = 4096
 MAX_REPEATS = 1000
 
+NAMES = ("type", "format", "structures", "triggers")
+"""What such a tag may hold, in either form."""
+
 _ANYTHING = msgspec.json.Decoder(dict[str, Any]).decode
 
 

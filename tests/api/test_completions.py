@@ -334,10 +334,38 @@ def test_unknown_fields_are_ignored_and_reported(server: HttpServer) -> None:
     assert response.headers["x-raywire-ignored"] == "temprature,?,tools"
 
 
+def test_unknown_fields_inside_of_others_are_reported(server: HttpServer) -> None:
+    """By their path. A misspelt option would be thought to have had its effect."""
+    schema = {"type": "object"}
+    for field, value, path in (
+        ("stream_options", {"include_usages": True}, "stream_options.include_usages"),
+        ("repetition_detection", {"max_size": 2}, "repetition_detection.max_size"),
+        (
+            "structured_outputs",
+            {"json": schema, "disable_any_whitespce": True},
+            "structured_outputs.disable_any_whitespce",
+        ),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "stric": True}},
+            "response_format.json_schema.stric",
+        ),
+    ):
+        response = server.complete(prompt="x", stream=True, temprature=1, **{field: value})
+        assert response.status_code == 200, response.text
+        assert response.headers["x-raywire-ignored"] == f"temprature,{path}"
+
+
 def test_known_fields_leave_no_warning(server: HttpServer) -> None:
     """The header is there only where something was ignored."""
     response = server.complete(
-        prompt="x", user="me", metadata={"a": "b"}, response_format={"type": "text"}, best_of=1
+        prompt="x",
+        user="me",
+        metadata={"a": "b"},
+        response_format={"type": "text"},
+        best_of=1,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": False},
     )
 
     assert response.status_code == 200

@@ -83,6 +83,12 @@ def test_text_leaves_room_for_other_fields() -> None:
     assert wanted.field == "structured_outputs"
 
 
+def test_a_misspelt_kind_is_named() -> None:
+    """What is missing is not what the client would look for."""
+    with pytest.raises(InvalidRequestError, match="structured_outputs has no 'regexp': give exact"):
+        read(structured_outputs={"regexp": "a"})
+
+
 def test_white_space_is_as_the_options_say() -> None:
     """None at all, or a pattern of the client's; else a line break or some spaces, since there are
     models that write white space without end."""
