@@ -1,6 +1,7 @@
 """Options of a click command under headings, so that a long help can be read. Used by `cli`."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -8,6 +9,10 @@ import click
 from cluster import vllm_flags
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_ALIKE = 0.8
+"""How much of its letters an option shares with another one that may have been meant. Click guesses
+from less on, and then of everything."""
 
 
 class GroupedOption(click.Option):
@@ -29,7 +34,8 @@ class GroupedCommand(click.Command):
         except click.NoSuchOption as error:
             ours = {name for param in self.get_params(ctx) for name in param.opts}
             if (advice := vllm_flags.advice(error.option_name, given, ours)) is None:
-                raise
+                alike = get_close_matches(error.option_name, ours, cutoff=_ALIKE)
+                raise click.NoSuchOption(error.option_name, possibilities=alike, ctx=ctx) from error
             raise click.UsageError(advice, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

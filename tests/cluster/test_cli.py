@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli as cli_module
-from cluster import vllm_flags
 from cluster.cli import cli
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
@@ -167,33 +166,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(args: tuple[str, ...], message: s
     assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
     assert not result.stdout
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--model", "a/b"), "MODEL is the argument: raywire serve a/b"),
-        (("--port", "0", "--model=a/b"), "MODEL is the argument: raywire serve a/b"),
-        (("--model",), "MODEL is the argument: raywire serve MODEL"),
-        (("m", "--gpu-memory-utilization", "0.9"), "--kv-cache-memory-bytes says what"),
-        (("m", "--gpu_memory_utilization=0.9"), "--kv-cache-memory-bytes says what"),
-        (("m", "--api-key", "k"), "--api-key does not exist yet"),
-        (("m", "--max_model_len", "8K"), "--max_model_len is written --max-model-len"),
-        (("m", "--max-modl-len", "8K"), "No such option"),
-    ],
-)
-def test_flags_of_others_are_answered_with_what_to_do(args: tuple[str, ...], words: str) -> None:
-    """vLLM's users come with its flags; one that is only mistyped is click's."""
-    with pytest.raises(click.UsageError) as caught:
-        cli.commands["serve"].make_context("serve", list(args))
-
-    assert words in caught.value.format_message()
-
-
-def test_what_to_do_instead_is_only_said_of_flags_that_are_missing() -> None:
-    """Once there is such a flag, its advice goes."""
-    ours = {name for p in cli.commands["serve"].params for name in p.opts}
-    assert not ours & {*vllm_flags._ADVICE, "--model"}
 
 
 @pytest.mark.parametrize(
