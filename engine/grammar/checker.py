@@ -17,6 +17,7 @@ from engine import leash
 from engine.errors import InvalidRequestError, RequestFailedError
 from engine.lifecycle import describe_exit
 from engine.structured_output import PARAM, StructuredOutput
+from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Checker:
         self._cpu_s = cpu_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
+        self._failed_starts = ThinnedCount()
+        """Since the last one that worked."""
         self._decode = msgspec.msgpack.Decoder(Verdict).decode
 
     def check(self, output: StructuredOutput) -> int:
@@ -118,17 +121,23 @@ class Checker:
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = leash.start_module(_MODULE, MALLOC_ARENA_MAX="1")
-            if self._is_ended:
-                self._process.kill()
             try:
+                self._process = leash.start_module(_MODULE, MALLOC_ARENA_MAX="1")
+                if self._is_ended:
+                    self._process.kill()
                 self._receive(self._process, START_TIMEOUT_S)
-            except (TimeoutError, OSError) as error:
+            except OSError as error:  # of which a TimeoutError is one
                 self.close()
-                if not self._is_ended:
-                    logger.exception("no process to compile structured output in")
+                self._log_failed_start()
                 raise RequestFailedError("structured output cannot be compiled now") from error
+            self._failed_starts = ThinnedCount()
         return self._process
+
+    def _log_failed_start(self) -> None:
+        if not self._is_ended and self._failed_starts.add():
+            logger.exception(
+                "no process to compile structured output in attempts=%d", self._failed_starts.count
+            )
 
     def _send(self, process: "subprocess.Popen[bytes]", body: bytes) -> None:
         assert process.stdin is not None

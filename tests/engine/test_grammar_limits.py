@@ -265,3 +265,38 @@ def test_a_schema_of_any_size_that_people_write_is_compiled(tmp_path: Path) -> N
     request = started(compiler, request_of(schema(large)))
     assert request.matcher is not None
     assert request.matcher.accept(ord("{"))
+
+
+def test_a_process_that_never_starts_does_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request is told; of the attempts number 1, 2, 4, 8, … are logged, with the cause."""
+    monkeypatch.setattr("engine.grammar.checker._MODULE", "engine.grammar.nothing")
+    lonely = Checker()
+    for _ in range(5):
+        with pytest.raises(RequestFailedError, match="cannot be compiled now"):
+            lonely.check(spec("regex", "a"))
+
+    logged = [each for each in caplog.records if "no process to compile" in each.message]
+    assert [each.message.partition("=")[2] for each in logged] == ["1", "2", "4"]
+    assert all(each.exc_info for each in logged)
+
+
+def test_a_process_that_cannot_even_be_forked_is_the_requests_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where there are no more processes to be had; the next request tries again."""
+
+    def no_more(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    lonely = Checker()
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.leash.start_module", no_more)
+        for _ in range(3):
+            with pytest.raises(RequestFailedError, match="cannot be compiled now"):
+                lonely.check(spec("regex", "a"))
+
+    assert sum("no process to compile" in each.message for each in caplog.records) == 2
+    assert lonely.check(spec("regex", "a")) > 0
+    lonely.close()
