@@ -236,7 +236,7 @@ def sampling_params(body: ChatBody | CompletionBody, service: Service) -> Sampli
     """How to sample, with the budget of thoughts. Raises RequestError."""
     model = service.model
     budget = thinking_budget.make(body.thinking_token_budget, model.markup, model.tokenizer)
-    params = body.generation_params()
+    params = body.generation_params(model.sampling_defaults)
     return params if budget is None else replace(params, thinking_budget=budget)
 
 

@@ -1,6 +1,8 @@
 """Frozen settings of an API server. Built by `cluster`, which reads flags and environment."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from engine.config import Policy
 from engine.errors import ConfigError
@@ -51,6 +53,13 @@ class ApiConfig:
 
     chat_template: str | None = None
     """Jinja text used instead of the model's own template (`--chat-template`)."""
+
+    generation_config: str = "auto"
+    """Where defaults of sampling are read (`--generation-config`): "auto" is the model's folder,
+    "vllm" nowhere."""
+
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of sampling that come before those (`--override-generation-config`)."""
 
     trust_request_chat_template: bool = False
     """Requests may bring a template of their own (`--trust-request-chat-template`): a program,

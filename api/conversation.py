@@ -125,6 +125,7 @@ class Conversation:
             rendered.token_ids,
             thinking_budget.opened(params, rendered.is_thinking),
             request_id=self.answer_id,
+            default_max_tokens=model.sampling_defaults.max_tokens,
             cuts_max_tokens=self.cuts_max_tokens,
             priority=self.priority,
             cache_salt=self.cache_salt,

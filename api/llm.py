@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from api import sampling_defaults
 from api.chat_template import ChatTemplate, Message
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
@@ -88,6 +89,9 @@ class LLM:
         linear_backend: "native" computes with raywire's own kernels, "torch" without them; "auto"
             with them where they can be had.
         chat_template: Jinja text in place of the model's own template.
+        generation_config: where `get_default_sampling_params` looks: "auto" is the model's
+            generation_config.json, "vllm" nowhere; else a folder with such a file.
+        override_generation_config: what comes before that, by the same names.
         startup_timeout: seconds until the model must be loaded.
         log_level: of the engine's processes.
 
@@ -119,6 +123,8 @@ class LLM:
         attention_backend: str | None = None,
         linear_backend: Literal["auto", "native", "torch"] = "auto",
         chat_template: str | None = None,
+        generation_config: str = "auto",
+        override_generation_config: Mapping[str, Any] | None = None,
         startup_timeout: float = 600.0,
         log_level: str | None = None,
     ) -> None:
@@ -127,6 +133,7 @@ class LLM:
         from cluster.config import EngineOptions
         from cluster.library import start_engines
 
+        sampling_defaults.check_override(override_generation_config or {})
         options = EngineOptions(
             model=model,
             tensor_parallel_size=tensor_parallel_size,
@@ -162,6 +169,9 @@ class LLM:
             # The engine core loads the model meanwhile.
             self._tokenizer = Tokenizer.load(self._engines.model.path)
             self._template = ChatTemplate.load(self._tokenizer, chat_template)
+            self._defaults = sampling_defaults.read(
+                self._engines.model.path, generation_config, override_generation_config
+            )
             limits = ready.result()[0]
         except EngineDeadError as death:
             error = self._engines.explain(death)
@@ -199,6 +209,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` use that are given none: what the model's makers recommend."""
+        return SamplingParams(**self._defaults.as_params())  # type: ignore[arg-type]
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -211,7 +225,8 @@ class LLM:
 
         Args:
             prompts: one, or a list of them.
-            sampling_params: for all of them, or one for each. `max_tokens` beyond the model's
+            sampling_params: for all of them, or one for each; None:
+                `get_default_sampling_params`. `max_tokens` beyond the model's
                 length means up to it; the finish reason is then "length".
             use_tqdm: show a progress bar.
             priority: one number for each prompt; lower runs first, with the priority policy.
@@ -225,7 +240,7 @@ class LLM:
         read = [_read(item, f"prompts[{i}]") for i, item in enumerate(_as_list(prompts))]
         self._encode([prompt for prompt in read if prompt.text is not None])
         return self._run(
-            read, _spread(sampling_params, len(read)), use_tqdm=use_tqdm, priorities=priority
+            read, self._spread(sampling_params, len(read)), use_tqdm=use_tqdm, priorities=priority
         )
 
     def chat(
@@ -268,7 +283,7 @@ class LLM:
             for conversation in conversations
         ]
         self._encode(rendered, add_special_tokens=False)
-        return self._run(rendered, _spread(sampling_params, len(rendered)), use_tqdm=use_tqdm)
+        return self._run(rendered, self._spread(sampling_params, len(rendered)), use_tqdm=use_tqdm)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False while requests run: their blocks are in use."""
@@ -333,6 +348,22 @@ class LLM:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens)
         for prompt, text, token_ids in zip(prompts, texts, encoded, strict=True):
             prompt.text, prompt.token_ids = unmarked(text), token_ids
+
+    def _spread(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        """One for each prompt."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            raise InvalidRequestError(
+                f"{len(params)} sampling_params for {num_prompts} prompts: give one, or one for"
+                " each",
+                "sampling_params",
+            )
+        return list(params)
 
     def _run(
         self,
@@ -422,22 +453,6 @@ def _read(prompt: Prompt, where: str) -> _Prompt:
     if isinstance(given, Sequence) and not isinstance(given, bytes):
         return _Prompt(None, list(given), salt)
     raise InvalidRequestError(f"{where} must be a text or token ids, not {given!r:.80}", where)
-
-
-def _spread(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    """One for each prompt."""
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if len(params) != num_prompts:
-        raise InvalidRequestError(
-            f"{len(params)} sampling_params for {num_prompts} prompts: give one, or one for each",
-            "sampling_params",
-        )
-    return list(params)
 
 
 def _as_conversations(

@@ -18,7 +18,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from api import app
+from api import app, sampling_defaults
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.connection import BoundedConnection
@@ -27,6 +27,7 @@ from api.input_processor import InputProcessor
 from api.markup import Markup
 from api.metrics import MetricsExchange
 from api.request_stream import Wakeup
+from api.sampling_defaults import SamplingDefaults
 from api.service import LoadedModel, Service
 from api.threads import LONG_BYTES
 from api.tokenizer import Tokenizer
@@ -187,7 +188,7 @@ async def _load(
 ) -> None:
     """Get ready: the tokenizer loads while the engine cores do."""
     folder = await started
-    (tokenizer, template), ready = await asyncio.gather(
+    (tokenizer, template, defaults), ready = await asyncio.gather(
         service.threads.run(partial(_load_text, service.config, folder), LONG_BYTES),
         service.client.wait_ready(service.config.start_timeout_s, time.monotonic() - began()),
     )
@@ -201,14 +202,20 @@ async def _load(
     if may_serve is not None:
         await may_serve(ready)
     markup = Markup.choose(service.config, tokenizer, template)
-    service.serve(LoadedModel(tokenizer, template, markup, inputs, max_model_len, int(time.time())))
+    loaded_at = int(time.time())
+    service.serve(
+        LoadedModel(tokenizer, template, markup, inputs, max_model_len, loaded_at, defaults)
+    )
     logger.info("serving model=%s", ",".join(service.config.served_model_names))
 
 
-def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+def _load_text(config: ApiConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate, SamplingDefaults]:
+    defaults = sampling_defaults.read(
+        folder, config.generation_config, config.override_generation_config
+    )
     tokenizer = Tokenizer.load(folder)
     _ = tokenizer.max_token_chars  # looks at all of the vocabulary, for the input processor
-    return tokenizer, ChatTemplate.load(tokenizer, config.chat_template)
+    return tokenizer, ChatTemplate.load(tokenizer, config.chat_template), defaults
 
 
 async def _until_there_is_a_reason_to_end(

@@ -10,6 +10,7 @@ import msgspec
 from api import sampling_fields
 from api.beams import MAX_BEAMS
 from api.sampling import SamplingParams
+from api.sampling_defaults import SamplingDefaults
 from api.sampling_fields import SamplingFields
 from api.structured import fields
 from api.structured.fields import Wanted
@@ -192,9 +193,13 @@ class GenerationBody(SamplingFields, kw_only=True):
         options = self.stream_options
         return options is not None and self.has_usage_chunk and bool(options.continuous_usage_stats)
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, defaults: SamplingDefaults
+    ) -> SamplingParams:
         """The fields that say how to sample, checked. Raises InvalidRequestError."""
-        given = _read_sampling(self)
+        given = _read_sampling(self, defaults.values)
+        if max_tokens is not None:
+            max_tokens = defaults.cap(max_tokens)
         if self.best_of is not None:
             given["n"] = self.best_of
             if self.best_of > self.num_choices and logprobs is None:
@@ -259,7 +264,7 @@ class CompletionBody(GenerationBody, kw_only=True):
         """`echo` and no new token: a way to ask for the prompt's log probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def generation_params(self) -> SamplingParams:
+    def generation_params(self, defaults: SamplingDefaults) -> SamplingParams:
         """How to sample, checked."""
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
@@ -275,7 +280,7 @@ class CompletionBody(GenerationBody, kw_only=True):
             )
         # The engine always makes a token; the route leaves it out.
         max_tokens = 1 if self.is_prompt_only else self.max_tokens
-        params = self.sampling_params(max_tokens, self.logprobs)
+        params = self.sampling_params(max_tokens, self.logprobs, defaults)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=self.logprobs)
         return params
@@ -316,9 +321,9 @@ class ChatBody(GenerationBody, kw_only=True):
     include_reasoning: bool | None = None
     """False leaves thoughts out of the answer, where they are told apart."""
 
-    def generation_params(self) -> SamplingParams:
+    def generation_params(self, defaults: SamplingDefaults) -> SamplingParams:
         """How to sample, checked."""
-        return self.sampling_params(self._max_tokens(), self._num_logprobs())
+        return self.sampling_params(self._max_tokens(), self._num_logprobs(), defaults)
 
     def _max_tokens(self) -> int | None:
         if self.max_completion_tokens is None:

@@ -1,7 +1,7 @@
 """Fields of a request that say how to sample: what the routes in OpenAI's shapes share. Used by
 their bodies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -31,8 +31,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
 
 
-def reader(*others: str) -> Callable[[SamplingFields], dict[str, Any]]:
-    """Makes a function that returns the fields that a request gives, by their names.
+Reader = Callable[[SamplingFields, Mapping[str, float]], dict[str, Any]]
+
+
+def reader(*others: str) -> Reader:
+    """Makes a function that returns the fields that a request gives, by their names, and the
+    defaults of others.
 
     Args:
         others: fields of a route that say how to sample there.
@@ -40,11 +44,11 @@ def reader(*others: str) -> Callable[[SamplingFields], dict[str, Any]]:
     names = (*SamplingFields.__struct_fields__, *others)
     values_of = attrgetter(*names)
 
-    def read(body: SamplingFields) -> dict[str, Any]:
+    def read(body: SamplingFields, defaults: Mapping[str, float]) -> dict[str, Any]:
         values = zip(names, values_of(body), strict=True)
         given = {name: value for name, value in values if value is not None}
         if body.seed == -1:
             del given["seed"]
-        return given
+        return {**defaults, **given} if defaults else given
 
     return read

@@ -15,6 +15,7 @@ from api.input_processor import InputProcessor
 from api.markup import Markup
 from api.metric_families import render
 from api.metrics import Metrics, MetricsExchange
+from api.sampling_defaults import SamplingDefaults
 from api.threads import TextThreads
 from api.tokenizer import Tokenizer
 from engine.errors import NotFoundError, RaywireError
@@ -33,6 +34,9 @@ class LoadedModel:
     max_model_len: int
     loaded_at: int
     """Seconds since the epoch."""
+
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """For requests that do not say how to sample."""
 
     brought_templates: BroughtTemplates = field(default_factory=BroughtTemplates)
     """Of requests that bring their own."""

@@ -45,7 +45,7 @@ def _text(value: Any) -> str:
     match value:
         case (int(), int()):  # a range of ports
             return "-".join(map(str, value))
-        case tuple():
+        case tuple() | dict():
             return json.dumps(value)
         case Path():
             return str(value.resolve())

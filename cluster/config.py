@@ -6,10 +6,12 @@ Names and meanings are vLLM's wherever it has them. Checking happens here, befor
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from api.sampling_defaults import check_override
 from cluster.environment import Environment
 from cluster.placement import Strategy, check_strategy
 from cluster.plan import Topology
@@ -224,6 +226,12 @@ class ServeConfig:
     chat_template: str | None = None
     """Jinja text in place of the model's own template."""
 
+    generation_config: str = "auto"
+    """Where defaults of sampling are read: "auto" is the model's folder, "vllm" nowhere."""
+
+    override_generation_config: Mapping[str, Any] | None = None
+    """Defaults of sampling that come before those."""
+
     trust_request_chat_template: bool = False
     """Requests may bring templates of their own."""
 
@@ -300,6 +308,7 @@ class ServeConfig:
                 f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"
                 f" {self.max_stored_responses}"
             )
+        check_override(self.override_generation_config or {})
         self._check_web()
         self._check_data_parallel()
 

@@ -193,6 +193,8 @@ def _make_front(
         start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
         scheduling_policy=config.engine.scheduling_policy,
         chat_template=config.chat_template,
+        generation_config=config.generation_config,
+        override_generation_config=config.override_generation_config or {},
         trust_request_chat_template=config.trust_request_chat_template,
         return_tokens_as_token_ids=config.return_tokens_as_token_ids,
         tool_call_parser=config.tool_call_parser if config.enable_auto_tool_choice else None,

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -95,6 +96,34 @@ class JsonTexts(click.ParamType[tuple[str, ...]]):
         if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
             self.fail(f"""{value!r} is not a JSON list of texts ('["a", "b"]')""", param, ctx)
         return tuple(texts)
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object: `{"temperature": 0.7}`."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            self.fail(f"""{value!r} is not a JSON object ('{{"top_p": 0.9}}')""", param, ctx)
+        return read
+
+
+class GenerationSource(click.ParamType[str]):
+    """`auto`, `vllm`, or a folder, which then has a path that holds in any working folder."""
+
+    name = "auto|vllm|folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value if value in ("auto", "vllm") else str(Path(value).expanduser().absolute())
 
 
 class FamilyName(click.Choice[str]):

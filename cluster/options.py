@@ -15,7 +15,15 @@ from api.tools.select import FAMILIES as TOOL_CALL_PARSERS
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import LOG_LEVELS
 from cluster.option_groups import in_group
-from cluster.option_types import DTypeName, FamilyName, HumanInt, JsonTexts, PortRange
+from cluster.option_types import (
+    DTypeName,
+    FamilyName,
+    GenerationSource,
+    HumanInt,
+    JsonObject,
+    JsonTexts,
+    PortRange,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -180,6 +188,20 @@ SERVE_OPTIONS = [
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Jinja file used instead of the model's own template.",
+    ),
+    _option(
+        "HTTP",
+        "--generation-config",
+        type=GenerationSource(),
+        help="Where defaults of sampling are read: auto is the model's generation_config.json, vllm"
+        " nowhere; else a folder with such a file.",
+    ),
+    _option(
+        "HTTP",
+        "--override-generation-config",
+        type=JsonObject(),
+        help="Defaults of sampling that come before those, as '{\"temperature\": 0.7}'."
+        " max_new_tokens in it is a limit.",
     ),
     _option(
         "HTTP",

@@ -78,7 +78,7 @@ class Jobs:
         service = self._service
         service.check_model_name(fields.model)
         answer.check_priority(fields.priority, service)
-        request = response_request.check(fields)
+        request = response_request.check(fields, service.model.sampling_defaults)
         before: Sequence[Item] = ()
         num_bytes = len(raw)
         if fields.previous_response_id is not None:

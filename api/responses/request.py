@@ -16,6 +16,7 @@ from api.responses.protocol import Reasoning, Response, ResponsesBody
 from api.responses.text_format import TextFormat
 from api.responses.tools import ResponseTools
 from api.sampling import SamplingParams
+from api.sampling_defaults import SamplingDefaults
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, check_range
 
@@ -77,8 +78,12 @@ class ResponseRequest:
         return names
 
 
-def check(body: ResponsesBody) -> ResponseRequest:
+def check(body: ResponsesBody, defaults: SamplingDefaults) -> ResponseRequest:
     """All that can be wrong with a request by itself, but for its input.
+
+    Args:
+        body: as decoded.
+        defaults: of the model, for fields that say how to sample.
 
     Raises:
         InvalidRequestError, UnsupportedFieldError: with the name of the field.
@@ -95,7 +100,7 @@ def check(body: ResponsesBody) -> ResponseRequest:
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseRequest(
         body=body,
-        params=_sampling_params(body),
+        params=_sampling_params(body, defaults),
         tools=response_tools.read(body.tools, body.tool_choice, body.parallel_tool_calls),
         text=text_format.read(body.text),
         variables=prompts.template_variables(body.chat_template_kwargs, effort),
@@ -138,18 +143,20 @@ def _given(raw: msgspec.Raw, default: object) -> object:
     return default if raw == _NULL else msgspec.Raw(bytes(raw))
 
 
-def _sampling_params(body: ResponsesBody) -> SamplingParams:
-    if body.max_output_tokens is not None:
-        check_range("max_output_tokens", body.max_output_tokens, 1, 2**31 - 1)
+def _sampling_params(body: ResponsesBody, defaults: SamplingDefaults) -> SamplingParams:
+    max_tokens = body.max_output_tokens
+    if max_tokens is not None:
+        check_range("max_output_tokens", max_tokens, 1, 2**31 - 1)
+        max_tokens = defaults.cap(max_tokens)
     if body.max_tool_calls is not None:
         check_range("max_tool_calls", body.max_tool_calls, 1, 2**31 - 1)
     if body.top_logprobs is not None:
         check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     wants_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     return SamplingParams(
-        max_tokens=body.max_output_tokens,
+        max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        **_read_sampling(body),
+        **_read_sampling(body, defaults.values),
     )
 
 

@@ -133,7 +133,7 @@ def _prepare(
         token_ids,
         thinking_budget.for_prompt(params, token_ids),
         request_id=answer_id,
-        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        default_max_tokens=model.sampling_defaults.cap(DEFAULT_COMPLETION_TOKENS),
         priority=completion.priority or 0,
         cache_salt=completion.cache_salt,
     )

@@ -123,7 +123,7 @@ async def read_job(service: Service, request: Request) -> answer.Job:
         return MessageFormat(
             conversation.answer_id,
             name,
-            asked.max_tokens,
+            service.model.sampling_defaults.cap(asked.max_tokens),
             generation,
             reader,
             is_plain=plan.is_plain,

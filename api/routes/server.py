@@ -85,6 +85,7 @@ def _settings(service: Service) -> dict[str, Any]:
             "served_model_name": list(config.served_model_names),
             "max_model_len": model.max_model_len,
             "vocab_size": model.inputs.vocab_size,
+            "default_sampling_params": model.sampling_defaults.as_params(),
         },
         "scheduler": {"policy": config.scheduling_policy},
         "parallel": {

@@ -118,6 +118,24 @@ def test_what_the_workers_do_can_be_recorded(tmp_path: Path) -> None:
     assert [worker.rank for worker in counted.workers] == [0, 1]
 
 
+def test_parameters_left_out_are_what_the_models_makers_recommend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From generation_config.json, with what the program says before it; as in vLLM."""
+    monkeypatch.setenv("RAYWIRE_WORKER_MULTIPROC_METHOD", "spawn")
+    folder = make_scripted_model(tmp_path / "echo", kind="echo")
+    config = json.loads((folder / "generation_config.json").read_text())
+    config |= {"temperature": 0.6, "top_k": 20, "max_new_tokens": 3}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+
+    with LLM(str(folder), max_model_len=200, override_generation_config={"top_k": 5}) as llm:
+        defaults = llm.get_default_sampling_params()
+        (result,) = llm.generate("long enough", use_tqdm=False)
+
+    assert defaults == SamplingParams(temperature=0.6, top_k=5, max_tokens=3)
+    assert len(result.outputs[0].token_ids) == 3
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     """One for each, or it is an error."""
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 3)]

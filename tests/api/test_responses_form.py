@@ -8,6 +8,7 @@ from api.responses.form import ResponseFormat
 from api.responses.protocol import ResponsesBody
 from api.responses.request import check, new_response
 from api.responses.store import StoredResponse
+from api.sampling_defaults import SamplingDefaults
 from engine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -19,7 +20,8 @@ from tests.helpers.responses import events
 
 
 def make(kept: list[StoredResponse]) -> ResponseFormat:
-    response = new_response(check(ResponsesBody()), "resp_1", "m", is_kept=True)
+    request = check(ResponsesBody(), SamplingDefaults())
+    response = new_response(request, "resp_1", "m", is_kept=True)
     return ResponseFormat(
         response, [], Generation(), None, kept.append, lambda token_id: 1, has_events=True
     )

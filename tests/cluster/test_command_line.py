@@ -24,6 +24,8 @@ def parse(*arguments: str) -> dict[str, Any]:
         ("m", "--served-model-name", "a", "--served-model-name", "b c", "--dtype", "half"),
         ("m", "--allowed-origins", '["https://a.org", "*"]', "--root-path", "/a b"),
         ("m", "--allowed-methods", "[]", "--allow-credentials", "--disable-fastapi-docs"),
+        ("m", "--override-generation-config", '{"top_p": 0.9, "top_k": null}'),
+        ("m", "--generation-config", "a folder"),
         ("./folder with spaces", "--startup-timeout", "7.5", "--scheduling-policy", "priority"),
     ],
 )

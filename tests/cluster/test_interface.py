@@ -15,14 +15,16 @@ _OF_A_SERVER = """
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
     --data-parallel-start-rank --device --disable-fastapi-docs --dtype --enable-auto-tool-choice
-    --enable-chunked-prefill --enable-prefix-caching --host --kv-cache-memory-bytes
+    --enable-chunked-prefill --enable-prefix-caching --generation-config --host
+    --kv-cache-memory-bytes
     --linear-backend --log-level --long-prefill-token-threshold --max-model-len
     --max-num-batched-tokens --max-num-seqs --max-stored-responses
     --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching --no-return-tokens-as-token-ids
     --no-trust-request-chat-template
-    --num-gpu-blocks-override --pipeline-parallel-size --placement-timeout --port --quantization
+    --num-gpu-blocks-override --override-generation-config --pipeline-parallel-size
+    --placement-timeout --port --quantization
     --ray-address --reasoning-parser --return-tokens-as-token-ids --root-path --scheduling-policy
     --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
     --tool-call-parser --trust-request-chat-template --wire-port-range -dp -pp -tp
