@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine import log
 from engine.errors import (
+    ContextLengthError,
     EngineDeadError,
     RaywireError,
     RequestError,
@@ -84,6 +85,8 @@ class Failure(msgspec.Struct, frozen=True):
     status: int
     details: ErrorDetails
     headers: dict[str, str] = {}
+    anthropic_message: str | None = None
+    """In the words that clients of that API look for, where there are such."""
 
     @property
     def openai_body(self) -> ErrorBody:
@@ -92,7 +95,8 @@ class Failure(msgspec.Struct, frozen=True):
     @property
     def anthropic_body(self) -> AnthropicErrorBody:
         """It has no place for the field but the message."""
-        message, param = self.details.message, self.details.param
+        message = self.anthropic_message or self.details.message
+        param = None if self.anthropic_message else self.details.param
         if param is not None and param not in message:
             message = f"{param}: {message}"
         other = "invalid_request_error" if self.status < 500 else "api_error"
@@ -114,6 +118,9 @@ def describe(error: RaywireError) -> Failure:
     match error:
         case HttpError():
             return request_failure(error.status, str(error), error.param, error.code, error.headers)
+        case ContextLengthError():
+            failure = request_failure(error.status, str(error), error.param, error.code)
+            return msgspec.structs.replace(failure, anthropic_message=_too_long(error))
         case RequestError():
             return request_failure(error.status, str(error), error.param, error.code)
         case EngineDeadError():
@@ -130,6 +137,13 @@ def describe(error: RaywireError) -> Failure:
             return server_failure(500, str(error), "request_failed")
         case _:
             return internal_failure()
+
+
+def _too_long(error: ContextLengthError) -> str:
+    if error.lengths is None:
+        return f"prompt is too long: {error}"
+    num_tokens, most = error.lengths
+    return f"prompt is too long: {num_tokens} tokens > {most} maximum"
 
 
 def request_failure(

@@ -115,13 +115,17 @@ class InputProcessor:
     def check_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Raise ContextLengthError unless so long a prompt leaves room for a token."""
         if num_tokens >= self.max_model_len:
-            raise self._too_long(f"{param} has {num_tokens} tokens", param)
+            lengths = num_tokens, self.max_model_len - 1
+            raise self._too_long(f"{param} has {num_tokens} tokens", param, lengths)
 
-    def _too_long(self, what: str, param: str) -> ContextLengthError:
+    def _too_long(
+        self, what: str, param: str, lengths: tuple[int, int] | None = None
+    ) -> ContextLengthError:
         # Clients look for these words, which are OpenAI's and vLLM's, to tell a conversation that
         # must be cut from a mistake.
         limit = f"this model's maximum context length is {self.max_model_len} tokens"
-        return ContextLengthError(f"{limit}, prompt and output together; {what}", param)
+        message = f"{limit}, prompt and output together; {what}"
+        return ContextLengthError(message, param, lengths)
 
     def make_requests(
         self,

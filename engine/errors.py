@@ -55,9 +55,21 @@ class UnsupportedFieldError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and requested tokens do not fit the model's length."""
+    """Prompt and requested tokens do not fit the model's length.
+
+    Args:
+        message, param: as in all of them.
+        lengths: tokens of the prompt, and how many it may have, where that is what is wrong.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, param: str | None = None, lengths: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(message, param)
+        self.args = (message, param, lengths)
+        self.lengths = lengths
 
 
 class NotFoundError(RequestError):

@@ -43,7 +43,6 @@ def post(server: HttpServer, path: str = "/v1/messages", **fields: Any) -> httpx
         ({"messages": "x"}, "messages"),
         ({"messages": [7]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages has"),
-        ({"messages": [{"role": "user", "content": "x" * 1000}]}, "messages has 1000 tokens"),
         ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
         ({"system": 7}, "system must be a text"),
         ({"system": [{"type": "image"}]}, "system[0]: this server's model takes no images"),
@@ -135,6 +134,23 @@ def test_other_errors_have_the_shape_too(
     response = server.http.request(method, path, content=body, headers=headers)
 
     check_shape(response, status, kind)
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "words"),
+    [
+        (1000, "prompt is too long: 1000 tokens > 999 maximum"),
+        (400_000, "prompt is too long: this model's maximum context length is 1000 tokens"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_in_their_words(
+    server: HttpServer, num_chars: int, words: str
+) -> None:
+    """Agents look for them, and shorten the conversation by what is too much."""
+    response = post(server, messages=[{"role": "user", "content": "x" * num_chars}])
+
+    check_shape(response, 400, "invalid_request_error")
+    assert response.json()["error"]["message"].startswith(words)
 
 
 def test_no_such_model(server: HttpServer) -> None:

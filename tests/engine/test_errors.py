@@ -22,7 +22,7 @@ from engine.errors import (
 EXAMPLES: list[RaywireError] = [
     InvalidRequestError("top_p must be above 0", "top_p"),
     UnsupportedFieldError("mm_features is not supported", "mm_features"),
-    ContextLengthError("too long", "prompt"),
+    ContextLengthError("too long", "prompt", (12, 9)),
     NotFoundError("no model", "model"),
     ConfigError("no config.json in folder"),
     UnavailableError("loading", 5),
