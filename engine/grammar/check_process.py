@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.grammar import source
+from engine.grammar import source, words
 from engine.grammar.checker import LENGTH_BYTES, Question, Verdict
 from engine.grammar.vocabulary import Vocabulary
 from engine.lifecycle import die_with_starter, leave_stopping_to_parent
@@ -93,10 +93,10 @@ def _compile(tokenizer: LLTokenizer, output: StructuredOutput) -> Verdict:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            return Verdict(source.brief(matcher.get_error()))
+            return Verdict(words.reason(output, matcher.get_error()))
         return Verdict(None, max(0, _allocated() - before))
     except ValueError as error:
-        return Verdict(source.brief(str(error)))
+        return Verdict(words.reason(output, str(error)))
     except MemoryError:
         return Verdict("it takes too much memory")
 

@@ -165,7 +165,7 @@ class Compiler:
     def _compile(self, output: StructuredOutput, num_bytes: int) -> Grammar:
         from llguidance import LLMatcher  # 30 ms, and nothing that most servers need
 
-        from engine.grammar import source
+        from engine.grammar import source, words
 
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise InvalidRequestError(
@@ -181,7 +181,9 @@ class Compiler:
         if not ll.is_error():
             ll.compute_bitmask()  # the first is often the slowest, and nobody waits for it here
         if ll.is_error():
-            raise InvalidRequestError(f"{output.kind}: {source.brief(ll.get_error())}", PARAM)
+            raise InvalidRequestError(
+                f"{output.kind}: {words.reason(output, ll.get_error())}", PARAM
+            )
         logger.debug("compiled a %s compile_s=%.3f", output.kind, time.monotonic() - began)
         return Grammar(ll, vocabulary, num_bytes)
 

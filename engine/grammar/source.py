@@ -74,11 +74,3 @@ def _choice(spec: str) -> str:
     if not choices or len(choices) > MAX_CHOICES:
         raise ValueError(f"1 to {MAX_CHOICES} texts are possible, not {len(choices)}")
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in choices)
-
-
-def brief(error: str) -> str:
-    """What the library says about a grammar, in a line, without its inner state."""
-    if error.startswith("NoExtension"):
-        return "no text at all would be valid"
-    text = error.split("<state>")[0].replace("<non-verbose/>", "")
-    return " ".join(text.split())[:400]
