@@ -45,7 +45,6 @@ _ADVICE = {
     "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
     "--fail-on-environ-validation": "is not needed: a wrong variable of ours ends the start",
     "--fingerprint-mode": "does not exist: answers have no fingerprint of the server",
-    "--generation-config": "does not exist yet; requests say how to sample",
     "--gpu-memory-utilization": "does not exist; --kv-cache-memory-bytes says what the KV cache may"
     " take (unless given, 90% of the memory that is free after loading)",
     "--guided-decoding-backend": "does not exist: structured output has one back end, llguidance",
@@ -63,7 +62,6 @@ _ADVICE = {
     "--middleware": "does not exist, on purpose: no code of others runs in the server; put a proxy"
     " in front",
     "--optimization-level": "does not exist: nothing is compiled but our own kernels, once",
-    "--override-generation-config": "does not exist yet; requests say how to sample",
     "--performance-mode": "does not exist; --max-num-seqs and --max-num-batched-tokens are what"
     " trades one request's speed for that of all",
     "--prefix-caching-hash-algo": "does not exist: blocks have one kind of hash",
