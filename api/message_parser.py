@@ -64,13 +64,13 @@ class MessageParser:
             next(self._steps, None)
         return self._take()
 
-    def finish(self) -> list[MessageEvent]:
-        """The text is over: return the rest."""
+    def finish(self, *, is_cut: bool = False) -> list[MessageEvent]:
+        """The text is over: return the rest. `is_cut`: a limit has ended it."""
         if self._reader is not None:
             self._reader.end()
             next(self._steps, None)
         if self._tools is not None:
-            self._events += self._tools.finish()
+            self._events += self._tools.finish(is_cut=is_cut)
         return self._take()
 
     def reasoning(self, piece: str) -> None:

@@ -36,6 +36,11 @@ class MessagePlan:
     """Of which markers are made."""
 
     @property
+    def must_call(self) -> bool:
+        """A grammar sees to it that the answer is calls and nothing else."""
+        return self.tools is not None and self.tools.must_call
+
+    @property
     def is_plain(self) -> bool:
         """Nothing: the text is the content."""
         return self.calls is None and self.thoughts is None
@@ -132,11 +137,17 @@ class MessageReader:
             is_thinking=is_thinking,
         )
 
-    def read(self, text: str, *, is_last: bool) -> Iterator[MessageEvent]:
-        """What more text means. `num_calls` counts each call as it passes."""
+    def read(self, text: str, *, is_last: bool, is_cut: bool = False) -> Iterator[MessageEvent]:
+        """What more text means. `num_calls` counts each call as it passes.
+
+        Args:
+            text: the next piece.
+            is_last: nothing follows it.
+            is_cut: since the answer has become too long.
+        """
         events = self._parser.push(text) if text else []
         if is_last:
-            events += self._parser.finish()
+            events += self._parser.finish(is_cut=is_cut)
         for event in events:
             self.num_calls += isinstance(event, CallStart)
             if self._is_shown(event):
@@ -150,7 +161,8 @@ class MessageReader:
     def _is_shown(self, event: MessageEvent) -> bool:
         match event:
             case Text():
-                return True
+                # Nothing but calls can have been written: it is half a marker or half a header.
+                return not self._plan.must_call
             case Reasoning():
                 return self._plan.shows_thoughts
             case CallStart() | Arguments():

@@ -98,7 +98,10 @@ class MessageFormat:
 
     async def whole(self) -> Message:
         [part] = await answer.collect(self._generation)
-        content = blocks(self._reader.read("".join(part.text), is_last=True), self._reader)
+        news = self._reader.read(
+            "".join(part.text), is_last=True, is_cut=part.finish_reason == "length"
+        )
+        content = blocks(news, self._reader)
         is_whole = not (content and _is_broken(content[-1]))
         return self._message(content, self._end_of(part.finish_reason, part.stop_reason, is_whole))
 
@@ -106,7 +109,9 @@ class MessageFormat:
         is_last = delta.finish_reason is not None
         if self._is_plain and not is_last:
             return self._blocks.add_text(delta.text) if delta.text else b""
-        events = [self._blocks.add(it) for it in self._reader.read(delta.text, is_last=is_last)]
+        is_cut = delta.finish_reason == "length"
+        news = self._reader.read(delta.text, is_last=is_last, is_cut=is_cut)
+        events = [self._blocks.add(it) for it in news]
         if is_last:
             events.append(self._blocks.end())
             is_whole = _is_object(self._blocks.arguments)

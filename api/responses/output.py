@@ -105,7 +105,8 @@ class OutputWriter:
 
     def _push_parts(self, reader: MessageReader, delta: OutputDelta) -> None:
         self._waiting.push(delta)
-        for event in reader.read(delta.text, is_last=delta.finish_reason is not None):
+        is_last, is_cut = delta.finish_reason is not None, delta.finish_reason == "length"
+        for event in reader.read(delta.text, is_last=is_last, is_cut=is_cut):
             self._add(reader, event)
 
     def _add(self, reader: MessageReader, event: MessageEvent) -> None:

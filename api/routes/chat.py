@@ -244,7 +244,8 @@ class _ChatFormat:
         """What is new in a message that may hold calls and thoughts. Each chunk has one kind of
         news; what is said of tokens is in the last."""
         is_last = part.finish_reason is not None
-        deltas = writer.deltas("".join(part.text), is_last=is_last)
+        is_cut = part.finish_reason == "length"
+        deltas = writer.deltas("".join(part.text), is_last=is_last, is_cut=is_cut)
         part.text.clear()
         if is_last or (self._can_be_shown(part) and not deltas):
             deltas.append(ChatDelta())
@@ -264,7 +265,7 @@ class _ChatFormat:
         if self._writers is None:
             message = ChatMessage("assistant", text)
         else:
-            message = self._writers[index].message(text)
+            message = self._writers[index].message(text, is_cut=finish_reason == "length")
             finish_reason = self._writers[index].finish_reason(finish_reason)
         if self._prompt.beginning:
             message.content = self._prompt.beginning + (message.content or "")

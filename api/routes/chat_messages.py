@@ -30,6 +30,7 @@ class MessageWriter:
 
     def __init__(self, plan: MessagePlan, *, is_thinking: bool) -> None:
         self._reader = MessageReader(plan, is_thinking=is_thinking)
+        self._must_call = plan.must_call
         self._is_named = plan.tools is not None and plan.tools.choice == "named"
 
     def finish_reason(self, reason: str | None) -> str | None:
@@ -37,20 +38,21 @@ class MessageWriter:
         has_chosen = self._reader.num_calls and not self._is_named
         return "tool_calls" if reason == "stop" and has_chosen else reason
 
-    def deltas(self, text: str, *, is_last: bool) -> list[ChatDelta]:
-        """What more text adds to the message."""
-        return [self._delta(event) for event in self._reader.read(text, is_last=is_last)]
+    def deltas(self, text: str, *, is_last: bool, is_cut: bool = False) -> list[ChatDelta]:
+        """What more text adds to the message. `is_cut`: a limit has ended it."""
+        events = self._reader.read(text, is_last=is_last, is_cut=is_cut)
+        return [self._delta(event) for event in events]
 
-    def message(self, text: str) -> ChatMessage:
+    def message(self, text: str, *, is_cut: bool = False) -> ChatMessage:
         """The message of the whole text."""
-        events = list(self._reader.read(text, is_last=True))
+        events = list(self._reader.read(text, is_last=True, is_cut=is_cut))
         content = "".join(event.text for event in events if isinstance(event, Text))
         thought = "".join(event.text for event in events if isinstance(event, Reasoning))
         calls = self._calls(events)
         shown: str | UnsetType = thought or UNSET
         return ChatMessage(
             "assistant",
-            content if content or not (calls or thought) else None,
+            content if content or not (calls or thought or self._must_call) else None,
             reasoning=shown,
             reasoning_content=shown,
             tool_calls=calls or UNSET,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from api.tools.reader import Reader, Steps
+from api.tools.reader import Reader, Steps, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class ToolParser(Protocol):
     def push(self, text: str) -> list[Event]:
         """Take in more text, and return what is certain by now."""
 
-    def finish(self) -> list[Event]:
-        """The text is over: return the rest."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The text is over: return the rest. `is_cut`: a limit has ended it."""
 
 
 class Sink:
@@ -59,6 +59,7 @@ class Sink:
         self._space = ""
         """Follows the text so far, if more text does."""
         self._is_after_call = False
+        """Or after a marker of calls; nothing but white space has come since."""
 
     def text(self, piece: str) -> None:
         if self._is_after_call:
@@ -70,6 +71,30 @@ class Sink:
             self._space = piece[len(kept) :]
         else:
             self._space += piece
+
+    def cut_marker(self, piece: str) -> None:
+        """The beginning of a marker, with which all text ends. After a call another was to come;
+        else it may be any text."""
+        if not self._is_after_call:
+            self.text(piece)
+
+    def no_call(self, reader: Reader, write: Write | None = None) -> None:
+        """What was recorded is no call, and so a text: unless it might have become a call where all
+        text ends, and either a limit has ended it or a call stands before.
+
+        Args:
+            reader: has recorded it.
+            write: takes the text, if it might be one where a limit has ended it too; None: `text`,
+                of what a marker begins.
+        """
+        text = reader.recorded()
+        is_doubtful = write is not None or not reader.is_cut
+        if not reader.is_at_end or (is_doubtful and not self._is_after_call):
+            (write or self.text)(text)
+
+    def marker(self) -> None:
+        """Calls follow, or have stood here."""
+        self._is_after_call = True
 
     def call(self, name: str) -> None:
         self._space = ""
@@ -111,8 +136,8 @@ class ScanningParser:
         next(self._steps, None)
         return self._sink.take()
 
-    def finish(self) -> list[Event]:
-        self._reader.end()
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        self._reader.end(is_cut=is_cut)
         next(self._steps, None)
         self._sink.end()
         return self._sink.take()

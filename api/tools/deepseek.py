@@ -18,7 +18,7 @@ from api.structured.lark import Grammar, one_of
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS, copy_arguments
-from api.tools.reader import BrokenError, Reader, Steps
+from api.tools.reader import BrokenError, Reader, Steps, drop
 
 FIRST = "<｜tool▁calls▁begin｜>"
 LAST = "<｜tool▁calls▁end｜>"
@@ -26,17 +26,19 @@ START = "<｜tool▁call▁begin｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 END = "<｜tool▁call▁end｜>"
 MARKERS = (FIRST, LAST, START, SEPARATOR, END)
+_OUTER = (FIRST, START, LAST)
 
 _LINE = re.compile(r"[^\n<{`]+")
 _NAME = re.compile(r"[\w.:/\-]+")
 
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    while (found := (yield from reader.until((FIRST, START, LAST), sink.text))) is not None:
+    while (found := (yield from reader.until(_OUTER, sink.text, sink.cut_marker))) is not None:
         if found == START:
             yield from _scan_call(reader, sink)
         else:
             reader.take(len(found))  # says nothing that the calls do not say
+            sink.marker()
 
 
 def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
@@ -45,7 +47,7 @@ def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
     try:
         name = yield from _read_name(reader)
     except BrokenError:
-        sink.text(reader.recorded())
+        sink.no_call(reader)
         return
     reader.recorded()
     sink.call(name)
@@ -67,6 +69,7 @@ def _read_name(reader: Reader) -> Steps[str]:
     else:
         name = yield from reader.whole_run(_LINE, MAX_NAME_CHARS)
         yield from _skip_fence(reader)
+        following = yield from reader.peek()
     if _NAME.fullmatch(name.strip()) is None or not following:
         raise BrokenError
     return name.strip()
@@ -83,7 +86,7 @@ def _scan_arguments(reader: Reader, sink: Sink) -> Steps[None]:
     try:
         yield from copy_arguments(reader, sink.arguments)
     except BrokenError:
-        yield from reader.until((END,), sink.arguments)
+        yield from reader.until((END,), sink.arguments, drop)
     else:
         yield from _skip_fence(reader)
 

@@ -19,7 +19,7 @@ from api.tools.binding import Block, BoundTool, WriteCalls
 from api.tools.converter import NUMBER, Converter
 from api.tools.json_scan import MAX_NAME_CHARS, copy_string, escaped, expect
 from api.tools.notation import ValueWriter
-from api.tools.reader import BrokenError, Reader, Steps, Write
+from api.tools.reader import BrokenError, Reader, Steps, Write, drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def scan_gemma_4(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 
 
 def _scan(reader: Reader, sink: Sink, notation: Notation) -> Steps[None]:
-    while (yield from reader.until((notation.start,), sink.text)) is not None:
+    while (yield from reader.until((notation.start,), sink.text, sink.cut_marker)) is not None:
         reader.record()
         reader.take(len(notation.start))
         try:
             name = yield from _read_name(reader)
         except BrokenError:
-            sink.text(reader.recorded())
+            sink.no_call(reader)
         else:
             reader.recorded()
             sink.call(name)
@@ -80,7 +80,7 @@ def _scan_arguments(reader: Reader, sink: Sink, notation: Notation) -> Steps[Non
         yield from _GemmaConverter(reader, sink.arguments, notation.quote).convert_object()
         yield from reader.peek_past_space()
     except BrokenError:
-        yield from reader.until((notation.end,), sink.arguments)
+        yield from reader.until((notation.end,), sink.arguments, drop)
     yield from reader.skips(notation.end)
 
 
@@ -94,10 +94,12 @@ class _GemmaConverter(Converter):
 
     def _convert_member(self) -> Steps[None]:
         yield from self._reader.peek_past_space()
-        if (yield from self._reader.starts_with(self._quote)):
+        if (yield from self._reader.skips(self._quote)):
             yield from self._convert_text()
         else:
             key = yield from self._reader.whole_run(_KEY)
+            if not (yield from self._reader.peek()):
+                raise BrokenError  # the text is over, and the key may be half of one
             self._write(json.dumps(key.strip().strip('"'), ensure_ascii=False))
         yield from expect(self._reader, ":")
         self._write(": ")
@@ -111,15 +113,16 @@ class _GemmaConverter(Converter):
             yield from self.convert_items("[]", "[]", self._convert_value)
         elif char == '"':
             yield from copy_string(self._reader, self._write)
-        elif (yield from self._reader.starts_with(self._quote)):
+        elif (yield from self._reader.skips(self._quote)):
             yield from self._convert_text()
         else:
             yield from self._convert_bare()
 
     def _convert_text(self) -> Steps[None]:
-        self._reader.take(len(self._quote))
         self._write('"')
-        yield from self._reader.until((self._quote,), lambda piece: self._write(escaped(piece)))
+        yield from self._reader.until(
+            (self._quote,), lambda piece: self._write(escaped(piece)), drop
+        )
         if not (yield from self._reader.skips(self._quote)):
             raise BrokenError  # the text is over
         self._write('"')

@@ -11,7 +11,7 @@ from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import JsonCall
-from api.tools.reader import BrokenError, Reader, Steps
+from api.tools.reader import BrokenError, Reader, Steps, drop
 
 START = "<tool_call>"
 END = "</tool_call>"
@@ -19,7 +19,7 @@ MARKERS = (START, END)
 
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    while (yield from reader.until((START,), sink.text)) is not None:
+    while (yield from reader.until((START,), sink.text, sink.cut_marker)) is not None:
         yield from _scan_call(reader, sink)
 
 
@@ -31,10 +31,11 @@ def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
         yield from call.read()
     except BrokenError:
         if call.is_begun:
+            write = sink.text if call.has_arguments else sink.arguments
             # All up to the end marker belongs to the call, good JSON or not.
-            yield from reader.until((END,), sink.text if call.has_arguments else sink.arguments)
+            yield from reader.until((END,), write, drop)
         else:
-            sink.text(reader.recorded())
+            sink.no_call(reader)
             return
     while (yield from reader.peek_past_space()) == "}":  # one too many is a usual mistake
         reader.take(1)

@@ -20,10 +20,11 @@ TAGS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     line = Line(sink)
-    while (found := (yield from reader.until((*TAGS, "{"), line.text))) is not None:
+    while (
+        found := (yield from reader.until((*TAGS, "{"), line.text, sink.cut_marker))
+    ) is not None:
         if found in TAGS:
-            reader.take(len(found))
-            line.is_blank = True
+            line.skip_tag(reader, found)
         elif line.is_blank:
             yield from _scan_call(reader, sink, line, tools)
         else:
@@ -37,7 +38,7 @@ def _scan_call(reader: Reader, sink: Sink, line: Line, tools: Tools) -> Steps[No
         yield from call.read()
     except BrokenError:
         if not call.is_begun:
-            line.text(reader.recorded())
+            line.no_call(reader)
             return
     while (yield from reader.peek_past_space()) == ";":
         reader.take(1)

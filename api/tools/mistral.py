@@ -23,13 +23,13 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    while (yield from reader.until((START,), sink.text)) is not None:
+    while (yield from reader.until((START,), sink.text, sink.cut_marker)) is not None:
         reader.record()
         reader.take(len(START))
         try:
             yield from _scan_calls(reader, sink)
         except BrokenError:
-            sink.text(reader.recorded())
+            sink.no_call(reader)
 
 
 def _scan_calls(reader: Reader, sink: Sink) -> Steps[None]:

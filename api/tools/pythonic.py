@@ -56,10 +56,11 @@ _HEX = re.compile(r"[0-9A-Fa-f]")
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     line = Line(sink)
-    while (found := (yield from reader.until(("[", *MARKERS), line.text))) is not None:
+    while (
+        found := (yield from reader.until(("[", *MARKERS), line.text, sink.cut_marker))
+    ) is not None:
         if found != "[":
-            reader.take(len(found))
-            line.is_blank = True
+            line.skip_tag(reader, found)
         elif line.is_blank:
             yield from _scan_list(reader, sink, line, tools)
         else:
@@ -77,7 +78,7 @@ def _scan_list(reader: Reader, sink: Sink, line: Line, tools: Tools) -> Steps[No
             yield from _scan_call(reader, sink, tools)
         yield from expect(reader, "]")
     except BrokenError:
-        line.text(reader.recorded())
+        line.no_call(reader)
 
 
 def _scan_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:

@@ -23,7 +23,7 @@ from api.structured.schema import with_style
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
 from api.tools.json_scan import MAX_NAME_CHARS, escaped
-from api.tools.reader import BrokenError, Reader, Steps
+from api.tools.reader import BrokenError, Reader, Steps, drop
 from engine.errors import InvalidRequestError
 
 START = "<tool_call>"
@@ -33,30 +33,31 @@ FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 PARAMETER_END = "</parameter>"
 MARKERS = (START, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
+_STARTS = (START, FUNCTION)
 
 _NAME = re.compile(r"[^<>\n]+")
 
 
 def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    while (found := (yield from reader.until((START, FUNCTION), sink.text))) is not None:
+    while (found := (yield from reader.until(_STARTS, sink.text, sink.cut_marker))) is not None:
         reader.record()
         try:
             if found == START:
                 reader.take(len(START))
                 yield from reader.peek_past_space()
-            name = yield from _read_name(reader, FUNCTION, MAX_NAME_CHARS)
+            if not (yield from reader.skips(FUNCTION)):
+                raise BrokenError
+            name = yield from _read_name(reader, MAX_NAME_CHARS)
         except BrokenError:
-            sink.text(reader.recorded())
+            sink.no_call(reader)
         else:
             reader.recorded()
             sink.call(name)
             yield from _scan_parameters(reader, sink, tools.get(name, {}))
 
 
-def _read_name(reader: Reader, tag: str, max_chars: int | None = None) -> Steps[str]:
-    """What an opening tag names."""
-    if not (yield from reader.skips(tag)):
-        raise BrokenError
+def _read_name(reader: Reader, max_chars: int | None = None) -> Steps[str]:
+    """What an opening tag names, with the end of the tag."""
     name = (yield from reader.whole_run(_NAME, max_chars)).strip()
     if not name or not (yield from reader.skips(">")):
         raise BrokenError
@@ -66,26 +67,26 @@ def _read_name(reader: Reader, tag: str, max_chars: int | None = None) -> Steps[
 def _scan_parameters(reader: Reader, sink: Sink, schema: Mapping[str, Any]) -> Steps[None]:
     separator = "{"
     try:
-        while (yield from reader.peek_past_space()) and (yield from reader.starts_with(PARAMETER)):
-            key = yield from _read_name(reader, PARAMETER)
+        while (yield from reader.peek_past_space()) and (yield from reader.skips(PARAMETER)):
+            key = yield from _read_name(reader)
             sink.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             yield from _scan_value(reader, sink, _types(schema, key))
             separator = ", "
         if not (yield from reader.peek()):
             return  # the text is over
         sink.arguments("{}" if separator == "{" else "}")
-        yield from reader.until((FUNCTION_END, END), sink.text)
+        yield from reader.until((FUNCTION_END, END), sink.text, drop)
         yield from reader.skips(FUNCTION_END)
         yield from reader.peek_past_space()
     except BrokenError:
-        yield from reader.until((END,), sink.arguments)
+        yield from reader.until((END,), sink.arguments, drop)
     yield from reader.skips(END)
 
 
 def _scan_value(reader: Reader, sink: Sink, types: frozenset[str]) -> Steps[None]:
     if types <= {"string"}:
         text = _QuotedText(sink)
-        found = yield from reader.until((PARAMETER_END,), text.write)
+        found = yield from reader.until((PARAMETER_END,), text.write, drop)
         text.end(is_whole=found is not None)
     else:
         pieces: list[str] = []

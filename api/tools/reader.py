@@ -34,21 +34,29 @@ _SPACE = re.compile(r"\s+")
 class Reader:
     """What has come and was not taken."""
 
-    __slots__ = ("_is_over", "_place", "_record", "_text")
+    __slots__ = ("_is_over", "_place", "_record", "_text", "is_cut")
 
     def __init__(self) -> None:
         self._text = ""
         self._place = 0
         self._is_over = False
+        self.is_cut = False
+        """A limit has ended the text: more would have come."""
         self._record: list[str] | None = None
 
     def add(self, text: str) -> None:
         self._text = self._text[self._place :] + text
         self._place = 0
 
-    def end(self) -> None:
+    def end(self, *, is_cut: bool = False) -> None:
         """Nothing more will come."""
         self._is_over = True
+        self.is_cut = is_cut
+
+    @property
+    def is_at_end(self) -> bool:
+        """All text has come and was taken."""
+        return self._is_over and self._place == len(self._text)
 
     def record(self) -> None:
         """From here on, remember what is taken."""
@@ -110,17 +118,27 @@ class Reader:
             yield
 
     def skips(self, marker: str) -> Steps[bool]:
-        """Take `marker`, if the text goes on with it."""
-        if not (yield from self.starts_with(marker)):
-            return False
-        self.take(len(marker))
-        return True
+        """Take `marker`, if the text goes on with it. At the end of all text the beginning of one
+        is taken too: it is no marker, and nothing else either."""
+        if (yield from self.starts_with(marker)):
+            self.take(len(marker))
+            return True
+        if self._is_over and marker.startswith(self._text[self._place :]):
+            self.take(len(self._text) - self._place)
+        return False
 
-    def until(self, markers: tuple[str, ...], write: Write) -> Steps[str | None]:
+    def until(
+        self, markers: tuple[str, ...], write: Write, write_cut: Write | None = None
+    ) -> Steps[str | None]:
         """Pass text on up to the first of `markers`, which is returned and not taken.
 
         What may be the beginning of a marker is held, and nothing else. None of the markers may be
         a part of another.
+
+        Args:
+            markers: what is looked for.
+            write: takes the text.
+            write_cut: takes the beginning of a marker with which all text ends; None: `write`.
 
         Returns:
             None at the end of all text.
@@ -131,11 +149,11 @@ class Reader:
             if match is not None:
                 self._pass_on(match.start(), write)
                 return match.group()
-            if self._is_over:
-                self._pass_on(len(self._text), write)
-                return None
             tail = held.search(self._text, self._place)
             self._pass_on(len(self._text) if tail is None else tail.start(), write)
+            if self._is_over:
+                self._pass_on(len(self._text), write_cut or write)
+                return None
             yield
 
     def pass_rest(self, write: Write) -> Steps[None]:
@@ -153,6 +171,10 @@ def _search(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]
     """Patterns for any of the markers, and for the beginning of one at the end of a text."""
     whole = "|".join(map(re.escape, markers))
     return re.compile(whole), re.compile(f"(?:{'|'.join(map(_beginning, markers))})\\Z")
+
+
+def drop(piece: str) -> None:
+    """For what nobody is to see."""
 
 
 def _beginning(marker: str) -> str:

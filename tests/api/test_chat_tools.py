@@ -328,12 +328,41 @@ def test_thoughts_are_content_unless_the_operator_says_so() -> None:
     assert message == {"role": "assistant", "content": text, "refusal": None}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": TIME["function"]}])
+@pytest.mark.parametrize("template", [TEMPLATE, "{{ messages }}"])
+def test_call_that_must_be_made_is_no_content_where_a_limit_cuts_it(
+    template: str, choice: Any
+) -> None:
+    """Null, and nothing in a stream; in the model's notation, and where that is not known."""
+    written = ONE if template == TEMPLATE else '[{"name": "get_time", "parameters": {}}]'
+    with serving(text_as_answer(written), chat_template=template) as server:
+        for limit in (1, 3, 9):
+            fields = {"tools": [TIME], "tool_choice": choice, "max_tokens": limit}
+            answer = whole(server, **fields)
+            assert answer["message"] == {"role": "assistant", "content": None, "refusal": None}
+            assert answer["finish_reason"] == "length"
+            assert joined(events(ask(server, stream=True, **fields))) == {}
+
+
+def test_marker_without_a_call_shows_only_where_no_limit_has_cut_it(server: HttpServer) -> None:
+    """It is what the model has to say, or the beginning of what it had to say."""
+    server.engine.answer = text_as_answer('Well. <tool_call>\n{"name": "get')
+    message = whole(server)["message"]
+    assert message["content"] == 'Well. <tool_call>\n{"name": "get'
+
+    for is_streamed in (False, True):
+        response = ask(server, max_tokens=len('Well. <tool_call>\n{"na'), stream=is_streamed)
+        said = joined(events(response)) if is_streamed else response.json()["choices"][0]["message"]
+        assert said["content"].strip() == "Well."
+
+
 def test_tools_can_be_switched_off_and_parsers_named() -> None:
     """Off: a 400 that says how to turn it on. A name counts more than the template."""
     with serving(chat_template=TEMPLATE, tool_call_parser=None) as server:
         response = server.chat(tools=[TIME])
     assert response.status_code == 400
-    assert "--tool-call-parser" in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert "--tool-call-parser" in message
 
     answer = text_as_answer("[get_time()]")
     with serving(answer, chat_template=TEMPLATE, tool_call_parser="pythonic") as server:

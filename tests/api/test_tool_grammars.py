@@ -12,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from api import message_plan
+from api.markup import Markup
+from api.message_parser import MessageEvent, merged
+from api.message_plan import MessageReader
 from api.structured import schema
 from api.structured.lark import Grammar
 from api.structured.schema import JsonStyle
 from api.tools import deepseek, gemma, hermes, mistral, qwen_coder, select
 from api.tools.base import Arguments, CallStart, Event, Text
 from api.tools.binding import ANY_ARGUMENTS, BoundTool, calls_only, text_with_calls
+from api.tools.request import ToolRequest
 from api.tools.select import Family
 from engine.structured_output import StructuredOutput
 from tests.helpers.grammar_walk import Language, marker_ids, tokenizer_with
@@ -139,12 +144,14 @@ def optional(name: str, *, has_tokens: bool = True) -> Language:
     return Language(output, tokenizer, [*ENDINGS, WRITTEN[name]])
 
 
-def read(family: Family, text: str, cut: int | None = None) -> tuple[str, list[tuple[str, str]]]:
+def read(
+    family: Family, text: str, cut: int | None = None, *, is_cut: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
     """The text around the calls, and the calls."""
     parser = family.parser(SCHEMAS)
     pieces: Sequence[str] = [text] if cut is None else [text[:cut], *text[cut:]]
     events: list[Event] = [event for piece in pieces for event in parser.push(piece)]
-    events += parser.finish()
+    events += parser.finish(is_cut=is_cut)
     content, calls = "", []
     for event in events:
         match event:
@@ -259,9 +266,83 @@ def test_grammar_is_one_description() -> None:
     assert isinstance(StructuredOutput("lark", Grammar().render('"a"')), StructuredOutput)
 
 
-def test_plain_calls_that_a_limit_cuts_leave_nothing_in_the_text() -> None:
-    """Wherever it does: what is no call yet was to become one. What comes whole stays whole."""
-    text = WRITTEN["plain"]
+def first_marker(name: str) -> str:
+    """With which calls begin, or nothing."""
+    return next((m for m in FAMILIES[name][0].starts if WRITTEN[name].startswith(m)), "")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_that_a_limit_cuts_leave_nothing_of_their_notation(name: str) -> None:
+    """Wherever it does, beside calls or alone; what was to become an argument is the beginning of
+    one. Half a first marker may be any text, and so may a call where there are no markers."""
+    family, text = FAMILIES[name][0], WRITTEN[name]
+    _, whole = read(family, text)
     for end in range(len(text)):
-        assert read(select.PLAIN, text[:end])[0] == "", text[:end]
-    assert [tool for tool, _ in read(select.PLAIN, text)[1]] == ["weather", "now"]
+        content, calls = read(family, text[:end], is_cut=True)
+        may_be_text = end < len(first_marker(name)) or name in ("llama3_json", "pythonic")
+        assert content == (text[:end] if may_be_text and not calls else ""), text[:end]
+        assert [tool for tool, _ in calls] == [tool for tool, _ in whole[: len(calls)]]
+        for (_, arguments), (_, all_of_them) in zip(calls, whole, strict=False):
+            assert all_of_them.startswith(arguments), text[:end]
+    assert [tool for tool, _ in whole] == ["weather", "now"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_that_ends_after_a_call_leaves_nothing_of_the_notation(name: str) -> None:
+    """Nor where nothing is known of a limit: a stop string may have ended it."""
+    family, text = FAMILIES[name][0], WRITTEN[name]
+    for end in range(len(text)):
+        content, calls = read(family, text[:end])
+        assert not calls or content == "", text[:end]
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_whatever_must_be_calls_has_no_content_however_it_is_cut(
+    name: str, has_tokens: bool, seed: int, data: st.DataObject
+) -> None:
+    """Whole and in pieces, and the two are the same."""
+    text = required(name, has_tokens=has_tokens).any_text(seed)
+    text = text[: data.draw(st.integers(0, len(text)))]
+    size = data.draw(st.integers(1, 9))
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+
+    calls = [Arguments(""), *enforced(name, [text])]
+    assert not any(isinstance(event, Text) for event in calls)
+    assert merged([Arguments(""), *enforced(name, pieces)]) == merged(calls)
+
+
+def enforced(name: str, pieces: Sequence[str]) -> list[MessageEvent]:
+    """What a client is shown of calls that had to be made, and that a limit has cut."""
+    tools = ToolRequest([], SCHEMAS, True, "required", tuple(SCHEMAS))
+    nothing: frozenset[int] = frozenset()
+    markup = Markup(FAMILIES[name][0], None, nothing, nothing)
+    reader = MessageReader(message_plan.make(markup, tools, None), is_thinking=False)
+    events = [event for piece in pieces for event in reader.read(piece, is_last=False)]
+    return [*events, *reader.read("", is_last=True, is_cut=True)]
+
+
+def test_arguments_leave_out_half_a_closing_marker() -> None:
+    """They are cut too, and it is none of them."""
+    for name, text, arguments in (
+        ("qwen3_coder", "<function=weather>\n<parameter=city>\nOslo\n</param", '{"city": "Oslo'),
+        (
+            "functiongemma",
+            "<start_function_call>call:weather{city:<escape>Oslo<es",
+            '{"city": "Oslo',
+        ),
+        ("functiongemma", "<start_function_call>call:weather{city:<es", '{"city": '),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {@</tool_', "{@"),
+    ):
+        assert read(FAMILIES[name][0], text, is_cut=True) == ("", [("weather", arguments)])
+
+
+def test_texts_keep_all_of_their_characters_where_a_limit_cuts_them() -> None:
+    """What may be the beginning of a marker may be any text."""
+    for name, (family, markers) in FAMILIES.items():
+        for text in ("a <", "a [", "1 < 2", *(f"a {marker[:3]}" for marker in markers)):
+            assert read(family, text, is_cut=True) == (text, []), name
+    answer = '{"answer": [1, 2, {"name": "Bo'
+    assert read(select.LLAMA, answer, is_cut=True) == (answer, [])
