@@ -11,6 +11,7 @@ The begin token is the template's business: encode what `render` returns with
 they are encoded as text (`typed_tokens`); the template's own are not.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -37,6 +38,8 @@ _RESERVED = frozenset(
 
 _WITH_TOOLS = ("tool_use", "default")
 """Names of templates for a conversation with tools: the first that there is."""
+
+_TOOLS_NAME = re.compile(r"\btools\b")
 
 _MAX_DEPTH = 100
 
@@ -94,6 +97,11 @@ class ChatTemplate:
     def source(self) -> str | None:
         """Of the template that is used where tools are given."""
         return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), None)
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template that is used where tools are given can show them to the model."""
+        return _TOOLS_NAME.search(self.source or "") is not None
 
     def render(
         self,

@@ -47,6 +47,10 @@ class Markup:
             name,
             f"{thoughts.start}…{thoughts.end}" if thoughts else "none",
         )
+        if calls is not None and config.tool_call_parser != select.AUTO:
+            _warn_of_calls(name, calls, template)
+        if thoughts and config.reasoning_parser != reasoning.AUTO:
+            _warn_of_thoughts(config.reasoning_parser, thoughts, tokenizer)
         return cls(
             calls,
             thoughts or None,
@@ -60,6 +64,51 @@ class Markup:
                 ),
             ),
         )
+
+
+def _warn_of_calls(name: str, calls: Family, template: ChatTemplate) -> None:
+    """Say what will happen where the flag and the chat template do not fit."""
+    source = template.source
+    if source is None:
+        return  # there are no conversations at all
+    if not template.reads_tools:
+        logger.warning(
+            "--tool-call-parser %s: the model's chat template shows no tools, so the model does not"
+            " know what it may call: --chat-template takes one that does",
+            name,
+        )
+    elif calls.starts and not any(start in source for start in calls.starts):
+        logger.warning(
+            "--tool-call-parser %s: the model's chat template never writes %s, so the model may"
+            " call tools in another notation, which stays text: %s",
+            name,
+            " or ".join(calls.starts),
+            _advice(source, name),
+        )
+
+
+def _advice(template: str, name: str) -> str:
+    found = select.detect(template)
+    if found is None or found == name:
+        return "its model card says which parser it needs"
+    return f"the template looks like {found}"
+
+
+def _warn_of_thoughts(name: str | None, thoughts: ReasoningFamily, tokenizer: Tokenizer) -> None:
+    """Say what will happen where the model may not know the markers."""
+    needed = (thoughts.end,) if thoughts.is_always_open else (thoughts.start, thoughts.end)
+    missing = [marker for marker in needed if not _added_tokens(tokenizer, (marker,))]
+    if not missing:
+        return
+    logger.warning(
+        "--reasoning-parser %s: %s no token of this model: unless it spells out %s, %s",
+        name,
+        " and ".join(missing) + (" is" if len(missing) == 1 else " are"),
+        missing[0],
+        "its thoughts do not end, and content is null"
+        if missing[0] == thoughts.end
+        else "what it thinks is content",
+    )
 
 
 def _added_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> dict[str, int]:

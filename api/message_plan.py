@@ -104,7 +104,8 @@ def make(markup: Markup, tools: ToolRequest | None, include_reasoning: bool | No
     if tools is not None and markup.calls is None and not tools.must_call:
         raise UnsupportedFieldError(
             "tools: this server does not know how its model writes tool calls: its chat template"
-            " shows none that we can read; start it with --tool-call-parser",
+            " shows none that we can read; start it with --tool-call-parser and one of"
+            f" {', '.join(select.FAMILIES)}",
             "tools",
         )
     call_token_ids = markup.call_token_ids if tools is not None else frozenset[int]()

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.tools.select import FAMILIES
 from tests.helpers.fake_engine import prompt_as_answer, text_as_answer
 from tests.helpers.http_server import HttpServer, events, serving
 from tests.helpers.message_events import TOOLS
@@ -363,6 +364,7 @@ def test_tools_can_be_switched_off_and_parsers_named() -> None:
     assert response.status_code == 400
     message = response.json()["error"]["message"]
     assert "--tool-call-parser" in message
+    assert all(name in message for name in FAMILIES)
 
     answer = text_as_answer("[get_time()]")
     with serving(answer, chat_template=TEMPLATE, tool_call_parser="pythonic") as server:
