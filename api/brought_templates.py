@@ -43,6 +43,6 @@ def _compile(source: str, tokenizer: Tokenizer) -> ChatTemplate:
             f"{name} has {len(source)} characters; {MAX_CHARS} are the most", name
         )
     try:
-        return ChatTemplate.load(tokenizer, source)
+        return ChatTemplate.load(tokenizer, source, name)
     except ConfigError as error:
         raise InvalidRequestError(f"{name}: {error}", name) from error

@@ -57,15 +57,21 @@ class ChatTemplate:
     Args:
         templates: by name; "default" is used, or "tool_use" where tools are given.
         special_tokens: variables such as `bos_token`.
+        field: of the request, to blame where a template fails: the model's own has been tried, so
+            it is the messages.
 
     Raises:
         ConfigError: a template is no valid Jinja.
     """
 
     def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        field: str = "messages",
     ) -> None:
         self._marks = NO_MARKS
+        self._field = field
         self._special_tokens = dict(special_tokens or {})
         environment = template_sandbox.make_environment()
         self._templates = {
@@ -81,10 +87,12 @@ class ChatTemplate:
         """Processor time that the shortest of conversations takes."""
 
     @classmethod
-    def load(cls, tokenizer: Tokenizer, template: str | None = None) -> "ChatTemplate":
+    def load(
+        cls, tokenizer: Tokenizer, template: str | None = None, field: str = "messages"
+    ) -> "ChatTemplate":
         """The template that comes with the tokenizer, or `template` in its place."""
         templates = tokenizer.chat_templates if template is None else {"default": template}
-        loaded = cls(templates, tokenizer.special_tokens)
+        loaded = cls(templates, tokenizer.special_tokens, field)
         loaded._marks = ChatMarks(
             tokenizer.special_token_texts,
             tokenizer.added_token_texts,
@@ -130,7 +138,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: the model has no template, a variable's name is taken, or the
-                template refuses the conversation, in its own words.
+                template renders nothing or refuses the conversation, in its own words.
             UnsupportedFieldError: a message holds an image or another part that is no text.
         """
         if not messages:
@@ -159,7 +167,13 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             },
         )
-        return _cut_at_mark(text) if continue_final_message else text
+        if continue_final_message:
+            text = _cut_at_mark(text)
+        if not text:
+            raise InvalidRequestError(
+                "the chat template rendered nothing for these messages", self._field
+            )
+        return text
 
     def _choose(self, *, has_tools: bool) -> str:
         for name in _WITH_TOOLS if has_tools else ("default",):
@@ -234,7 +248,9 @@ class ChatTemplate:
         try:
             return template_sandbox.render(self._templates[name], variables)
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(error.message or type(error).__name__, "messages") from error
+            # The base class itself is `raise_exception`: the template works, and refuses messages.
+            field = "messages" if type(error) is jinja2.TemplateError else self._field
+            raise InvalidRequestError(error.message or type(error).__name__, field) from error
         except (
             ArithmeticError,
             AttributeError,
@@ -245,7 +261,7 @@ class ChatTemplate:
         ) as error:
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {type(error).__name__}: {error}",
-                "messages",
+                self._field,
             ) from error
 
 

@@ -306,3 +306,12 @@ def test_source_is_that_of_the_template_for_tools() -> None:
     assert ChatTemplate({"default": "a", "tool_use": "b"}).source == "b"
     assert make("a").source == "a"
     assert ChatTemplate({}).source is None
+
+
+def test_template_that_renders_nothing_says_so() -> None:
+    """Messages there are."""
+    with pytest.raises(InvalidRequestError, match="rendered nothing") as caught:
+        ChatTemplate({"default": "{% if false %}x{% endif %}"}).render(
+            [{"role": "user", "content": "hello"}]
+        )
+    assert caught.value.param == "messages"

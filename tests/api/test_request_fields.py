@@ -197,6 +197,29 @@ def test_broken_template_of_a_client_is_its_mistake(server: HttpServer, source: 
     assert response.json()["error"]["param"] == "chat_template"
 
 
+@pytest.mark.parametrize(
+    ("source", "param", "said"),
+    [
+        ("{{ 1/0 }}", "chat_template", "division by zero"),
+        ("{{ messages.x.y }}", "chat_template", "no attribute 'x'"),
+        ("{{ ''.__class__.mro() }}", "chat_template", "unsafe"),
+        ("{{ raise_exception('no, thanks') }}", "messages", "no, thanks"),
+        ("", "chat_template", "rendered nothing"),
+        ("{% if false %}x{% endif %}", "chat_template", "rendered nothing"),
+    ],
+)
+def test_template_of_a_client_that_fails_is_to_blame(
+    server: HttpServer, source: str, param: str, said: str
+) -> None:
+    """Not the messages, unless it says so itself."""
+    response = server.chat(chat_template=source)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert said in error["message"]
+
+
 def test_many_templates_of_clients_do_not_pile_up(server: HttpServer) -> None:
     """The last few are kept compiled; each is rendered as what it is."""
     for number in range(20):
