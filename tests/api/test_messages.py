@@ -202,6 +202,19 @@ def test_calls_can_be_kept_to_one(server: HttpServer) -> None:
         assert [block["name"] for block in content] == ["get_weather"]
 
 
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_call_that_a_limit_cuts_at_its_beginning_is_no_text(
+    server: HttpServer, choice: str
+) -> None:
+    """Neither beside a call that is whole."""
+    server.engine.answer = text_as_answer(CALLS)
+    for length, num_calls in ((len("<tool_call>\n{"), 0), (len(CALL.encode()) - 2, 1)):
+        fields = {"tools": [WEATHER, TIME], "tool_choice": {"type": choice}, "max_tokens": length}
+        for ask in (whole, streamed):
+            content = ask(server, **fields)["content"]
+            assert [block["type"] for block in content] == ["tool_use"] * num_calls
+
+
 @pytest.mark.parametrize(
     ("arguments", "input_"),
     [

@@ -218,6 +218,18 @@ def test_token_limit_makes_a_response_incomplete(server: HttpServer) -> None:
     assert found[-1]["type"] == "response.incomplete"
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_call_that_a_limit_cuts_at_its_beginning_is_no_text(
+    server: HttpServer, choice: str
+) -> None:
+    """Whole and streamed."""
+    server.engine.answer = text_as_answer('<tool_call>\n{"name": "get_time", "arguments": {}}')
+    fields = {"tools": [TIME], "tool_choice": choice, "max_output_tokens": len("<tool_call>\n{")}
+
+    for response in (ask(server, **fields), stream(server, **fields)[-1]["response"]):
+        assert (response["status"], text_of(response)) == ("incomplete", "")
+
+
 def test_limit_beyond_the_model_is_the_models(server: HttpServer) -> None:
     """It is an upper bound, as in OpenAI's API: not a wish for so many tokens."""
     server.engine.answer = endless_answer
