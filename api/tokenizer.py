@@ -2,7 +2,7 @@
 
 Built on the `tokenizers` library alone: no torch, no transformers, ready in about a second and a
 third of the memory. Equal to transformers' AutoTokenizer for folders with a tokenizer.json, which
-is the truth here; a folder without one is converted by a short-lived process (`convert_tokenizer`).
+is the truth here; one without has been given one before (`cluster.tokenizer_source`).
 Used by the processors of this package; `detokenizer` turns ids into text as they arrive,
 `chat_template` messages into text.
 
@@ -12,7 +12,6 @@ default; where it is marked (`typed_tokens`), as text. Messages of a chat are, p
 
 import functools
 import json
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import tokenizers
 
 from api import typed_tokens
 from api.typed_tokens import TypedTokens
-from engine import leash
 from engine.errors import ConfigError, InvalidRequestError
 from engine.token_bytes import PieceRule, piece_rule
 
@@ -36,8 +34,6 @@ _SPECIAL_TOKENS = (
     "mask_token",
 )
 _ADDED_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-
-_CONVERSION_TIMEOUT_S = 120.0
 
 
 class Tokenizer:
@@ -100,14 +96,8 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # an old folder
             config |= _read_json(folder / "special_tokens_map.json")
-        file = folder / "tokenizer.json"
-        if file.is_file():
-            backend = _read_backend(file)
-        else:
-            backend, converted = _convert(folder)
-            config = {**config, **converted}
         return cls(
-            backend,
+            _read_backend(folder / "tokenizer.json"),
             config,
             model_eos_token_ids=_model_eos_token_ids(folder),
             chat_templates=_chat_templates(folder, config),
@@ -340,27 +330,9 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    if not file.is_file():
+        raise ConfigError(f"{file.parent} has no tokenizer.json, nor files to make one of")
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise ConfigError(f"{file} cannot be read: {str(error)[:300]}") from error
-
-
-def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer and the tokenizer_config.json of a folder without a tokenizer.json."""
-    try:
-        done = leash.run_module(
-            "api.convert_tokenizer", str(folder), timeout_s=_CONVERSION_TIMEOUT_S, is_quiet=True
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"{folder} has no tokenizer.json, and converting its tokenizer took over"
-            f" {_CONVERSION_TIMEOUT_S:.0f} s"
-        ) from error
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ConfigError(
-            f"{folder} has no tokenizer.json, and transformers cannot make one: {reason[:300]}"
-        )
-    text, config = json.loads(done.stdout.splitlines()[-1])
-    return tokenizers.Tokenizer.from_str(text), config

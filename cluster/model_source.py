@@ -3,7 +3,7 @@
     demo                 Gemma 3 270M out of a Python package (extra `demo`), converted once
     scripted             a model without weights that echoes the prompt
     scripted:FILE        the same with a script from a JSON file (`workers/script.py`)
-    path/to/folder       as it is
+    path/to/folder       as it is, but for a tokenizer.json that it may lack
     path/to/model.gguf   converted once
     owner/name           downloaded from the Hugging Face hub, unless a folder has that name
 
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from cluster.download import HUB_FILES
 from cluster.scripted_source import read_script, scripted_folder
+from cluster.tokenizer_source import with_tokenizer
 from engine import leash
 from engine.errors import ConfigError
 from engine.lifecycle import describe_exit
@@ -76,6 +77,8 @@ def find(model: str, *, cache_dir: Path) -> Path | None:
         target = _demo_target(cache_dir)
     elif path.suffix == ".gguf" and not path.is_dir():
         target = _gguf_target(path, cache_dir)
+    elif model != "scripted" and path.is_dir():
+        return path.resolve()
     elif model != "scripted" and not path.exists() and _HUB_ID.fullmatch(model):
         return _find_downloaded(model)
     else:
@@ -108,14 +111,15 @@ def _resolve(model: str, cache_dir: Path) -> Path:
         return scripted_folder(_made(cache_dir), read_script(file))
     path = Path(model).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return with_tokenizer(path.resolve(), cache_dir)
     if path.suffix == ".gguf":
         return _gguf(path, _made(cache_dir))
     if path.exists():
         raise ConfigError(f"model {model} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model folder {model} does not exist")
-    return Path(_run("cluster.download", model, what=f"downloading {model}"))
+    folder = Path(_run("cluster.download", model, what=f"downloading {model}"))
+    return with_tokenizer(folder, cache_dir)
 
 
 def _made(cache_dir: Path) -> Path:

@@ -160,37 +160,15 @@ def test_an_unusable_folder_is_one_clear_error(
         Tokenizer.load(folder)
 
 
-def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
-    """From vocab.json and merges.txt, as transformers reads them."""
-    byte_level().model.save(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>"})
-    )
-
-    tokenizer = Tokenizer.load(tmp_path)
-
-    assert tokenizer.encode("the dog </s>") == auto_tokenizer(tmp_path).encode("the dog </s>")
-    assert tokenizer.eos_token == "</s>"
+def test_a_folder_with_nothing_to_read_is_a_config_error(tmp_path: Path) -> None:
+    """What could be converted has been, before (`cluster.tokenizer_source`)."""
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json, nor files to make one of"):
+        Tokenizer.load(tmp_path)
 
 
-def test_a_conversion_ends_with_its_parent(tmp_path: Path) -> None:
-    """No process is left when the server that wanted the tokenizer is killed."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "api.convert_tokenizer", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        process.stdin.close()  # type: ignore[union-attr]  # the leash, let go of
-
-        assert process.wait(60) == -9
-
-
-def test_loading_and_converting_bring_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    """The serving process stays small, and a user's process keeps its own transformers."""
-    byte_level().model.save(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+def test_loading_brings_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """The serving process stays small."""
+    save(byte_level(), tmp_path)
     script = (
         "import sys; from pathlib import Path; from api.tokenizer import Tokenizer;"
         f"Tokenizer.load(Path({str(tmp_path)!r}));"

@@ -103,8 +103,7 @@ def test_variables() -> None:
 
 
 ENTRIES = {
-    "api/convert_tokenizer.py": "a short-lived process of its own",
-    "workers/convert.py": "the same",
+    "workers/convert.py": "a short-lived process of its own",
     "engine/leash.py": "starts such processes, and hands its own environment on",
     "workers/resources.py": "sets what torch and OpenMP read, before they are imported",
 }
