@@ -67,13 +67,41 @@ class _Types:
         queries = [kind for route in routes for kind in route.query.values()]
         others = [*outputs, *queries, *(_error_type(route) for route in routes)]
         types = [*bodies.values(), *others]
-        schemas, self.components = msgspec.json.schema_components(types, ref_template=_REFS)
+        found = msgspec.json.schema_components(types, ref_template=_REFS)
+        schemas, self.components = _with_short_names(*found)
         # Unions are equal, not identical, and not always hashable: they are looked up in a list.
         self._schemas = list(zip([*bodies, *others], schemas, strict=True))
 
     def schema(self, kind: Any) -> Any:
         """Of a type in the table."""
         return next(schema for known, schema in self._schemas if known == kind)
+
+
+def _with_short_names(
+    schemas: Iterable[Any], components: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The same with names that generators of clients can use. msgspec puts the module before names
+    that several structs have; here it is the API: `ResponsesUsage`, `AnthropicUsage`, `Usage`."""
+    names = {name: _short_name(name) for name in components}
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"two structs of one API have one name: {sorted(names.values())}")
+    refs = {_REFS.format(name=old): _REFS.format(name=new) for old, new in names.items()}
+    shown = {new: _replaced(components[old], refs) for old, new in names.items()}
+    return [_replaced(each, refs) for each in schemas], shown
+
+
+def _short_name(name: str) -> str:
+    *modules, own = name.split(".")
+    return f"{modules[1].capitalize()}{own}" if len(modules) > 2 else own
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    """A JSON value, with some of its texts by others."""
+    if isinstance(value, dict):
+        return {key: _replaced(each, texts) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_replaced(each, texts) for each in value]
+    return texts.get(value, value) if isinstance(value, str) else value
 
 
 def _without_raw(body: type[msgspec.Struct], raw_fields: Mapping[str, Any]) -> type[msgspec.Struct]:

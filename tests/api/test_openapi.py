@@ -89,6 +89,13 @@ def test_operations_have_names_of_their_own(shown: Any) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_types_have_names_of_their_api_and_no_modules(shown: Any) -> None:
+    """Client generators make classes of them."""
+    names = shown["components"]["schemas"].keys()
+    assert all(name.isidentifier() for name in names)
+    assert {"Usage", "AnthropicUsage", "ResponsesUsage", "StreamOptions"} <= names
+
+
 def test_references_lead_somewhere(shown: Any) -> None:
     """Each to a schema in the document."""
 
