@@ -118,7 +118,8 @@ def _field(fields: dict[str, msgspec.Raw], name: str, kind: type[T], what: str) 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        shown = " or ".join(choices)
+        *first, last = choices
+        shown = f"{', '.join(first)} or {last}" if first else last
         raise _Invalid(f"invalid_{name}", f"{name} must be {shown}, not {value[:100]!r}", name)
 
 

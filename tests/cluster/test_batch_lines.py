@@ -69,6 +69,13 @@ def test_what_is_wrong_with_a_line_is_named(changes: dict[str, Any], code: str, 
     assert (found.code, found.param, found.line) == (code, param, 7)
 
 
+def test_choices_are_listed_as_people_list_them() -> None:
+    """All of them, once."""
+    assert bad(method="GET").message == "method must be POST, not 'GET'"
+    urls = "/v1/chat/completions, /v1/completions or /v1/responses"
+    assert bad(url="/v1/embeddings").message == f"url must be {urls}, not '/v1/embeddings'"
+
+
 def test_a_bad_line_keeps_its_custom_id() -> None:
     """As far as it has one: the result can be told by it."""
     assert bad(method="GET").custom_id == "a"
