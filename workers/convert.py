@@ -61,7 +61,9 @@ def convert(parts: Sequence[Path], target: Path) -> None:
             return
         started = time.monotonic()
         name = source_name(parts)
-        logger.info("converting %s, once; the result goes to %s", name, target)
+        logger.info(
+            "converting %s, once, which may take minutes; the result goes to %s", name, target
+        )
         if len(parts) == 1:
             model, tokenizer = _load(parts[0])
         else:
