@@ -60,7 +60,8 @@ def test_names_that_vllm_has_are_shown_beside_ours() -> None:
     for name, family in FOUND.items():
         if name.startswith("raywire:"):
             bare = family.name.removeprefix("raywire:")
-            assert ROWS[name].vllm == (f"`vllm:{bare}`" if bare in VLLM["metrics"] else ""), name
+            shown = name.replace("raywire:", "vllm:")
+            assert ROWS[name].vllm == (f"`{shown}`" if bare in VLLM["metrics"] else ""), name
 
 
 def test_labels_that_the_code_knows_are_in_the_document() -> None:
