@@ -6,10 +6,12 @@ and the grammar around an expression; a client has seen none of that.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from engine.structured_output import StructuredOutput
+
+Schema = Mapping[str, Any]
 
 _MAX_CHARS = 400
 _MAX_PLACES = 3
@@ -36,17 +38,20 @@ def reason(output: StructuredOutput, error: str) -> str:
         return "no text at all would be valid"
     if found := _UNIMPLEMENTED.search(error):
         keys = json.loads(found[1])
+        place = _places(output, lambda schema: any(key in schema for key in keys))
         return (
-            f"{_shown(keys)} cannot be enforced{_places(output, keys)}: leave it out, or send"
-            f" {_WITHOUT_STRICT}, which ignores it"
+            f"{_shown(keys)} cannot be enforced{place}: leave it out, or send {_WITHOUT_STRICT},"
+            " which ignores it"
         )
     if "oneOf constraints" in error:
+        place = _places(output, lambda schema: "oneOf" in schema)
         return (
-            f"oneOf cannot be enforced{_places(output, ['oneOf'])}, since its branches may overlap:"
-            f" make them disjoint, write anyOf, or send {_WITHOUT_STRICT}, which takes it for anyOf"
+            f"oneOf cannot be enforced{place}, since its branches may overlap: make them disjoint,"
+            f" write anyOf, or send {_WITHOUT_STRICT}, which takes it for anyOf"
         )
     if found := _REGEX.search(error):
-        which = "" if output.kind == "regex" else "the regular expression: "
+        place = _places(output, lambda schema: _has_expression(schema, error))
+        which = "" if output.kind == "regex" else f"the regular expression{place}: "
         return f"{which}{found[1]}{_marked(error)}"[:_MAX_CHARS]
     if _NO_TEXT in error:
         return "no text has the pattern, the format and the length that one place asks for together"
@@ -68,30 +73,36 @@ def _marked(error: str) -> str:
     return f": {part[:40]!r}" if part.strip() else ""
 
 
-def _places(output: StructuredOutput, keys: list[str]) -> str:
-    """Where in a schema the keywords are, if it is a schema and has them in few places."""
+def _has_expression(schema: Schema, error: str) -> bool:
+    """Whether it is this schema's expression that is shown."""
+    expressions = [schema.get("pattern"), *(schema.get("patternProperties") or ())]
+    return any(f"\n    {each}\n" in error for each in expressions if each)
+
+
+def _places(output: StructuredOutput, is_meant: Callable[[Schema], bool]) -> str:
+    """Where in a schema the schemas are that are meant, if it is a schema and they are few."""
     if output.kind != "json_schema":
         return ""
-    found = list(_paths(json.loads(output.spec), keys, ""))
+    found = list(_paths(json.loads(output.spec), is_meant, ""))
     inner = [path for path in found if path]
     if not inner or len(found) > _MAX_PLACES:
         return ""
     return " at " + " and ".join(inner)
 
 
-def _paths(schema: Any, keys: list[str], path: str) -> Iterator[str]:
-    """The paths of all schemas in a schema that have one of the keywords."""
+def _paths(schema: Any, is_meant: Callable[[Schema], bool], path: str) -> Iterator[str]:
+    """The paths of all schemas in a schema that are meant."""
     if isinstance(schema, list):
         for i, each in enumerate(schema):
-            yield from _paths(each, keys, f"{path}[{i}]")
+            yield from _paths(each, is_meant, f"{path}[{i}]")
     if not isinstance(schema, dict):
         return
-    if any(key in schema for key in keys):
+    if is_meant(schema):
         yield path[:100]
     for key, value in schema.items():
         place = f"{path}.{key}" if path else key
         if key in _NAMED_SCHEMAS and isinstance(value, dict):
             for name, each in value.items():
-                yield from _paths(each, keys, f"{place}.{name}")
+                yield from _paths(each, is_meant, f"{place}.{name}")
         elif key not in _VALUES:
-            yield from _paths(value, keys, place)
+            yield from _paths(value, is_meant, place)

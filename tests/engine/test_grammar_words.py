@@ -44,6 +44,10 @@ SCHEMAS: list[tuple[Any, str]] = [
     ),
     ({"type": "string", "pattern": "a(?=b)"}, "the regular expression: look-around"),
     (
+        {"properties": {"a": {"type": "string", "pattern": "b"}, "c": {"pattern": "a(?=b)"}}},
+        "the regular expression at properties.c: look-around",
+    ),
+    (
         {"type": "string", "pattern": "^x", "format": "date"},
         "no text has the pattern, the format and the length that one place asks for together",
     ),
