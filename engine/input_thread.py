@@ -135,6 +135,8 @@ class InputThread:
         try:
             for address, link in zip_longest(self._addresses, self._links):
                 sockets.append(self._connect(address, link))
+                # The context may end at any moment, and waits until each socket is closed.
+                sockets[-1].send_multipart(codec.Encoder().encode(self._ready))
             self._receive_for_ever(sockets)
         except zmq.ContextTerminated:
             pass
@@ -146,9 +148,7 @@ class InputThread:
 
     def _connect(self, address: str, link: CurveLink | None) -> "zmq.Socket[bytes]":
         identity = pack_identity(self._ready.engine_index, self._ready.epoch)
-        socket = connect_socket(self._context, zmq.DEALER, address, identity=identity, curve=link)
-        socket.send_multipart(codec.Encoder().encode(self._ready))
-        return socket
+        return connect_socket(self._context, zmq.DEALER, address, identity=identity, curve=link)
 
     def _receive_for_ever(self, sockets: list["zmq.Socket[bytes]"]) -> None:
         poller = zmq.Poller()

@@ -53,6 +53,16 @@ class Terminal:
         self.wait_for("> ")
         wait_for(lambda: not termios.tcgetattr(self._fd)[3] & termios.ECHO, "its keys are read")
 
+    def interrupt_line(self) -> None:
+        """Press Ctrl-C in the middle of a line, until there is a new one: Python notices one that
+        comes while it handles a key with the next key only."""
+        while self.screen.find("\n> ", self._num_read) < 0:
+            self.press(CTRL_C)
+            deadline = time.monotonic() + 2.0
+            while self.screen.find("\n> ", self._num_read) < 0 and self._read(deadline):
+                pass
+        self.wait_for_prompt()
+
     def wait(self) -> int:
         """Wait for the end of the command; its exit code."""
         deadline = time.monotonic() + TIMEOUT_S
