@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -143,6 +144,30 @@ class Input:
         self.thread.start()
         for peer in peers:
             peer.wait_ready()
+
+
+def test_a_thread_that_cannot_say_ready_leaves_no_socket_open(tmp_path: Path) -> None:
+    """One that is left would keep the context, and with it the engine core, from ending."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    crashes: SimpleQueue[BaseException] = SimpleQueue()
+    InputThread(
+        context,
+        [f"ipc://{tmp_path}/r"],
+        ready=msgspec.structs.replace(READY, dtype=object()),  # which nobody can encode
+        prepare=lambda request: None,  # type: ignore[arg-type, return-value]
+        dropped=ThinnedCount(),
+        inbox=SimpleQueue(),
+        aborts=SimpleQueue(),
+        reply=lambda client_index, outputs: None,
+        on_crash=crashes.put,
+        compiler=Compiler(Path("/nowhere"), 1000),
+    ).start()
+    assert isinstance(crashes.get(timeout=10.0), TypeError)
+
+    ending = threading.Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(10.0)
+    assert not ending.is_alive()
 
 
 def test_each_message_becomes_an_item_in_the_order_it_came() -> None:
