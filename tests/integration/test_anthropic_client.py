@@ -257,5 +257,5 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
     assert caught.value.request_id
     assert isinstance(caught.value.body, dict)
     assert caught.value.body["error"]["type"] == "invalid_request_error"
-    with pytest.raises(anthropic.BadRequestError, match="messages"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(messages=[{"role": "user", "content": "x" * 40_000}], **COMMON)
