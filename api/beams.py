@@ -15,11 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.codec import pack_tokens
-from engine.sampling_params import MAX_LOGPROBS
 from engine.wire import FinishReason, Logprobs
-
-MAX_BEAMS = MAX_LOGPROBS // 2
-"""Twice as many tokens are looked at behind each beam: half of them may end it."""
 
 
 @dataclass(frozen=True, slots=True)

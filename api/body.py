@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from api.limits import MAX_OTHER_BYTES
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -22,8 +23,6 @@ _PATH = re.compile(r" - at `(?:key` in `)?\$(\[\.\.\.\]|[^`]*)`$")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_REPORTED = 16
 _MAX_SEARCHED_BYTES = 1 << 16
-_MAX_OTHER_BYTES = 2 << 20
-"""Of all fields but prompt and messages: the ids of a large vocabulary fit."""
 _MAX_NESTED_BYTES = 1 << 17
 _NO_NESTED: Mapping[str, Collection[str]] = {}
 _MAX_EMPTY_BYTES = 256
@@ -130,13 +129,13 @@ def ignored_header(names: list[str]) -> dict[str, str]:
 
 def _check_other_fields(raw: bytes, body: msgspec.Struct) -> None:
     """Bound what is not left raw in the struct, before objects are made of it."""
-    if len(raw) <= _MAX_OTHER_BYTES:
+    if len(raw) <= MAX_OTHER_BYTES:
         return
     values = (getattr(body, name) for name in body.__struct_fields__)
     num_raw_bytes = sum(len(value) for value in values if isinstance(value, msgspec.Raw))
-    if len(raw) - num_raw_bytes > _MAX_OTHER_BYTES:
+    if len(raw) - num_raw_bytes > MAX_OTHER_BYTES:
         raise InvalidRequestError(
-            f"the body holds over {_MAX_OTHER_BYTES} bytes besides prompt or messages"
+            f"the body holds over {MAX_OTHER_BYTES} bytes besides prompt or messages"
         )
 
 

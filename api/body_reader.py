@@ -8,10 +8,8 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from api.errors import HttpError
+from api.limits import MAX_UNFINISHED_BODIES
 from engine.errors import RaywireError, UnavailableError
-
-_MAX_UNFINISHED = 32
-"""So many bodies of the greatest length may be on their way, and more that are shorter."""
 
 
 class BodyReader:
@@ -68,7 +66,7 @@ class BodyReader:
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                if self._num_bytes > _MAX_UNFINISHED * self._max_bytes:
+                if self._num_bytes > MAX_UNFINISHED_BODIES * self._max_bytes:
                     raise UnavailableError("too many long bodies are on their way", 1)
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
         finally:

@@ -6,11 +6,9 @@ Compiling it and trying it out takes some milliseconds, so the last few are kept
 """
 
 from api.chat_template import ChatTemplate
+from api.limits import MAX_TEMPLATE_CHARS
 from api.tokenizer import Tokenizer
 from engine.errors import ConfigError, InvalidRequestError
-
-MAX_CHARS = 1 << 18
-"""The longest that models have are a tenth of that."""
 
 MAX_KEPT = 8
 
@@ -38,9 +36,9 @@ class BroughtTemplates:
 
 def _compile(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     name = "chat_template"
-    if len(source) > MAX_CHARS:
+    if len(source) > MAX_TEMPLATE_CHARS:
         raise InvalidRequestError(
-            f"{name} has {len(source)} characters; {MAX_CHARS} are the most", name
+            f"{name} has {len(source)} characters; {MAX_TEMPLATE_CHARS} are the most", name
         )
     try:
         return ChatTemplate.load(tokenizer, source, name)

@@ -20,6 +20,7 @@ from typing import Any
 import jinja2
 
 from api import template_calls, template_sandbox
+from api.limits import MAX_MESSAGE_DEPTH
 from api.tokenizer import Tokenizer
 from api.typed_tokens import NO_MARKS, ChatMarks
 from engine.errors import InvalidRequestError, UnsupportedFieldError
@@ -41,7 +42,6 @@ _WITH_TOOLS = ("tool_use", "default")
 
 _TOOLS_NAME = re.compile(r"\btools\b")
 
-_MAX_DEPTH = 100
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -287,8 +287,8 @@ def check_variables(variables: Mapping[str, Any], taken_too: Iterable[str] = ())
 def _plain(value: Any, where: str, mark: Mark, depth: int = 0) -> Any:
     """A copy made of plain JSON values: other objects have methods that a template could call. Its
     texts are marked."""
-    if depth > _MAX_DEPTH:
-        raise InvalidRequestError(f"{where} is nested over {_MAX_DEPTH} levels deep", where)
+    if depth > MAX_MESSAGE_DEPTH:
+        raise InvalidRequestError(f"{where} is nested over {MAX_MESSAGE_DEPTH} levels deep", where)
     match value:
         case None | bool():
             return value

@@ -6,13 +6,11 @@ from functools import partial
 from api.beam_search import BeamSearch
 from api.best_of import BestOf
 from api.generate import Generation
+from api.limits import MAX_BEAMS_TOGETHER
 from api.protocol import GenerationBody
 from api.sampling import SamplingParams
 from api.stream_interval import SpacedGeneration
 from engine.errors import InvalidRequestError
-
-MAX_BEAMS_TOGETHER = 128
-"""Of all prompts of a request. All of a step are sent at once: some milliseconds of the loop."""
 
 
 def check_beams(body: GenerationBody, num_prompts: int) -> None:

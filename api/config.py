@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from api import limits
 from engine.config import Policy
 from engine.errors import ConfigError
 
@@ -28,16 +29,16 @@ class ApiConfig:
     """The data-parallel rank of engine core 0: users count all ranks, also those of other servers
     (hybrid and external balancing)."""
 
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = limits.MAX_BODY_BYTES
     """Larger request bodies are a 413, refused while they are read."""
 
-    body_timeout_s: float = 60.0
+    body_timeout_s: float = limits.BODY_TIMEOUT_S
     """A request body of which nothing has come for so long is a 408."""
 
-    max_n: int = 128
-    """Largest `n` of one request."""
+    max_n: int = limits.DEFAULT_MAX_N
+    """Largest `n` and `best_of` of one request (`--max-n`)."""
 
-    max_sequences: int = 1024
+    max_sequences: int = limits.MAX_SEQUENCES
     """Largest number of prompts times `n` of one request."""
 
     num_text_threads: int = 2
@@ -96,11 +97,11 @@ class ApiConfig:
     has_docs: bool = True
     """Whether there are `/openapi.json` and `/docs` (`--disable-fastapi-docs`)."""
 
-    max_stored_responses: int = 1000
+    max_stored_responses: int = limits.DEFAULT_MAX_STORED_RESPONSES
     """So many responses of /v1/responses are kept, to be read again or continued
     (`--max-stored-responses`). 0: none."""
 
-    max_stored_bytes: int = 64 << 20
+    max_stored_bytes: int = limits.MAX_STORED_BYTES
     """What they may take together."""
 
     def __post_init__(self) -> None:

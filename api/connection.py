@@ -24,15 +24,11 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api import client_watch, errors
 from api.errors import Failure
+from api.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
 from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 1 << 16
-HEAD_TIMEOUT_S = 60.0
-"""From the first byte of a request, or the connection, to the end of its header lines."""
-MAX_CONNECTIONS = 8192
-"""Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
 
 _refused: defaultdict[int, ThinnedCount] = defaultdict(ThinnedCount)
 """Connections that were refused so far, by status."""

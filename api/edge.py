@@ -8,13 +8,12 @@ Plain ASGI wrappers around the application: they also see requests that match no
 
 import http
 import logging
-import re
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
-from api.ids import new_id
+from api.ids import is_safe, new_id
 from api.service import Service
 from engine import log
 from engine.errors import EngineDeadError, RaywireError, UnavailableError
@@ -27,8 +26,6 @@ QUIET = PROBES | {"/metrics", "/load"}
 
 STARTING_RETRY_AFTER_S = 2
 DRAINING_RETRY_AFTER_S = 5
-
-_SAFE_ID = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 
 
 class Edge:
@@ -150,8 +147,8 @@ def _with_own_path(scope: Scope, root_path: str) -> Scope:
 def _request_id(scope: Scope) -> str:
     """The client's own id, if it is harmless, else a new one: it goes into headers and logs."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
-            return str(value, "ascii")
+        if name == b"x-request-id" and is_safe(given := str(value, "latin-1")):
+            return given
     return new_id(num_bits=128)
 
 

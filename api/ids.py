@@ -2,11 +2,21 @@
 
 import os
 import random
+import re
 import secrets
+
+from api.limits import MAX_ID_CHARS
 
 # From the system's entropy once; asking for it each time would cost a system call.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
+
+_SAFE = re.compile(f"[A-Za-z0-9._:/=+@-]{{1,{MAX_ID_CHARS}}}")
+
+
+def is_safe(name: str) -> bool:
+    """Whether a name that a client gives can go into headers and logs."""
+    return _SAFE.fullmatch(name) is not None
 
 
 def new_id(prefix: str = "", num_bits: int = 96) -> str:

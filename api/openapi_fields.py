@@ -5,21 +5,30 @@ examples of the bodies. For the OpenAPI document only: who reads a field checks 
 
 from typing import Any
 
-from api.prompts import MAX_PROMPTS, MAX_VALUES
-from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
-from api.sampling import MAX_BAD_WORD_CHARS, MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from api.limits import (
+    DEFAULT_MAX_N,
+    MAX_BAD_WORD_CHARS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_LENGTH_PENALTY,
+    MAX_PRIORITY,
+    MAX_PROMPTS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+    MAX_VALUES,
+)
 from api.structured.openapi_fields import OUTPUT_FORM
-from api.tools.json_scan import MAX_NAME_CHARS
-from api.tools.request import MAX_TOOLS
-from engine.sampling_params import (
-    BOUNDS,
+from engine.limits import (
     MAX_BAD_WORDS,
+    MAX_BIAS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
 )
+from engine.sampling_params import BOUNDS
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -92,7 +101,7 @@ DOCUMENTS: dict[str, Any] = {
     ],
 }
 
-_FUNCTION_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS}
+_FUNCTION_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME_CHARS}
 _FUNCTION = {
     "name": _FUNCTION_NAME,
     "description": {"anyOf": [_TEXT, _NULL]},
@@ -147,13 +156,13 @@ def _token_ids(most: int) -> dict[str, Any]:
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
 _STOPS = {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}
 _BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS}
-_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+_BIAS = {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}
 
 _GENERATION = {
     **{name: _number(least, most) for name, least, most in BOUNDS if name != "logprobs"},
-    "n": _number(1, MAX_N),
-    "best_of": _number(1, MAX_N),
-    "length_penalty": _number(-10.0, 10.0),
+    "n": _number(1, DEFAULT_MAX_N),
+    "best_of": _number(1, DEFAULT_MAX_N),
+    "length_penalty": _number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "truncate_prompt_tokens": _number(-1, MAX_TOKEN_ID),
     "thinking_token_budget": _number(-1, MAX_TOKEN_ID),
     "stream_interval": _number(1, MAX_TOKEN_ID),

@@ -17,17 +17,8 @@ from msgspec import UNSET, UnsetType
 from api.body import decode_field
 from api.chat_template import check_variables
 from api.input_processor import InputProcessor
+from api.limits import MAX_DOCUMENTS_BYTES, MAX_EXTRA_BYTES, MAX_PROMPTS, MAX_ROLE_CHARS, MAX_VALUES
 from engine.errors import InvalidRequestError, UnsupportedFieldError
-
-MAX_PROMPTS = 1024
-MAX_VALUES = 4096
-"""Messages, and parts of all their contents together, calls of tools included."""
-MAX_ROLE_CHARS = 64
-MAX_EXTRA_BYTES = 1 << 16
-"""Length of `chat_template_kwargs`, and of all that messages hold besides texts."""
-
-MAX_DOCUMENTS_BYTES = 2 << 20
-"""Length of `documents`."""
 
 _FREE_BYTES = 64
 """What a message or a part needs besides its text, by which the bound grows."""

@@ -1,14 +1,20 @@
 """Request bodies of the generating routes, as msgspec structs. Decoded by `body`, checked by
 themselves; what they do not have is in `fields`, what is answered in `answer_bodies`."""
 
-import re
 from operator import attrgetter
 from typing import Literal
 
 import msgspec
 
 from api import sampling_fields
-from api.beams import MAX_BEAMS
+from api.ids import is_safe
+from api.limits import (
+    MAX_BEAMS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_ID_CHARS,
+    MAX_LENGTH_PENALTY,
+    MAX_PRIORITY,
+)
 from api.sampling import SamplingParams
 from api.sampling_defaults import SamplingDefaults
 from api.sampling_fields import SamplingFields
@@ -16,12 +22,8 @@ from api.structured import fields
 from api.structured.fields import Wanted
 from api.truncation import Truncation
 from engine.errors import InvalidRequestError
-from engine.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, RepetitionDetection, check_range
-
-MAX_CACHE_SALT_CHARS = 256
-MAX_PRIORITY = 2**31 - 1
-
-_SAFE_ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
+from engine.limits import MAX_LOGPROBS, MAX_TOKEN_ID
+from engine.sampling_params import RepetitionDetection, check_range
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -128,9 +130,10 @@ class GenerationBody(SamplingFields, kw_only=True):
             raise InvalidRequestError(
                 f"cache_salt has 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
             )
-        if self.request_id is not None and not _SAFE_ID.fullmatch(self.request_id):
+        if self.request_id is not None and not is_safe(self.request_id):
             raise InvalidRequestError(
-                "request_id has 1 to 128 characters of A-Z, a-z, 0-9 and ._:/=+@-", "request_id"
+                f"request_id has 1 to {MAX_ID_CHARS} characters of A-Z, a-z, 0-9 and ._:/=+@-",
+                "request_id",
             )
 
     def _check_best_of(self, best_of: int, max_n: int) -> None:
@@ -144,7 +147,9 @@ class GenerationBody(SamplingFields, kw_only=True):
         """Refuse what a search for the likeliest answer would not do; what says how to draw one
         (temperature, top_p, seed, ...) has no say in it."""
         check_range("n", self.num_choices, 1, MAX_BEAMS)
-        check_range("length_penalty", self.length_penalty or 0.0, -10.0, 10.0)
+        check_range(
+            "length_penalty", self.length_penalty or 0.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
+        )
         if self.thinking_token_budget not in (None, -1):
             raise InvalidRequestError(
                 "thinking_token_budget has no effect with use_beam_search", "thinking_token_budget"
@@ -334,7 +339,7 @@ class ChatBody(GenerationBody, kw_only=True):
                 f" ({self.max_completion_tokens}) differ; give one of them",
                 "max_completion_tokens",
             )
-        check_range("max_completion_tokens", self.max_completion_tokens, 1, 2**31 - 1)
+        check_range("max_completion_tokens", self.max_completion_tokens, 1, MAX_TOKEN_ID)
         return self.max_completion_tokens
 
     def _num_logprobs(self) -> int | None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from api.ids import is_safe
 from api.load_balancer import Route
 from engine.errors import InvalidRequestError
 
@@ -24,7 +25,6 @@ MAX_ENTRIES = 16
 """Of one response: proxies refuse long headers. `omitted=N` stands for the others."""
 
 _RAW_PINNED_RANK, _RAW_SESSION = PINNED_RANK.lower().encode(), SESSION.lower().encode()
-_SAFE_SESSION = re.compile(rb"[A-Za-z0-9._:/=+@-]{1,128}")
 _RANK = re.compile(r"[0-9]{1,5}")
 
 
@@ -37,8 +37,7 @@ class RouteWish:
 
     def with_session(self, name: str) -> "RouteWish":
         """The same for another session, if that is a name."""
-        raw = name.encode("utf-8", "replace")
-        return RouteWish(self.pinned_rank, name) if _SAFE_SESSION.fullmatch(raw) else self
+        return RouteWish(self.pinned_rank, name) if is_safe(name) else self
 
 
 def read(headers: Sequence[tuple[bytes, bytes]], ranks: range) -> RouteWish:
@@ -54,8 +53,8 @@ def read(headers: Sequence[tuple[bytes, bytes]], ranks: range) -> RouteWish:
     session: str | None = None
     wishes: list[str] = []
     for name, value in headers:
-        if name == _RAW_SESSION and _SAFE_SESSION.fullmatch(value):
-            session = value.decode()
+        if name == _RAW_SESSION and is_safe(named := value.decode("latin-1")):
+            session = named
         elif name == _RAW_PINNED_RANK:
             wishes.append(value.decode("latin-1"))
     if not wishes:

@@ -13,12 +13,8 @@ import jinja2
 from jinja2 import ext, nodes, sandbox, utils
 from jinja2.parser import Parser
 
+from api.limits import MAX_RENDER_S, MAX_RENDERED_CHARS
 from engine.errors import ConfigError
-
-MAX_RENDER_S = 5.0
-"""A conversation renders in milliseconds; loops inside loops over a hostile one may not."""
-
-MAX_RENDERED_CHARS = 32 << 20
 
 _deadline: ContextVar[float] = ContextVar("template_deadline")
 

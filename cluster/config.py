@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from api.limits import DEFAULT_MAX_STORED_RESPONSES, MAX_STORED_RESPONSES
 from api.sampling_defaults import check_override
 from cluster.environment import Environment
 from cluster.placement import Strategy, check_strategy
@@ -34,8 +35,6 @@ from workers.supported import SCRIPTED
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
 
-MAX_STORED_RESPONSES = 1_000_000
-"""Long before that the bound in bytes counts."""
 
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 _ROOT_PATH = re.compile(r"/\S*[^/\s]")
@@ -247,7 +246,7 @@ class ServeConfig:
     reasoning_parser: str | None = None
     """How the model marks its thoughts; None: they are part of the answer."""
 
-    max_stored_responses: int = 1000
+    max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     """Responses of /v1/responses that each API server keeps, to be read again or continued;
     0: none."""
 

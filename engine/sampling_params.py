@@ -9,17 +9,20 @@ from operator import attrgetter
 import msgspec
 
 from engine.errors import InvalidRequestError
+from engine.limits import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_REPETITION_TOKENS,
+    MAX_REPETITIONS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_ID,
+    RANGES,
+)
 from engine.structured_output import StructuredOutput
 
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKEN_IDS = 64
-MAX_LOGPROB_TOKEN_IDS = 128
-MAX_BAD_WORDS = 512
-"""Sequences of tokens. A word has one or two."""
-MAX_BAD_WORD_TOKENS = 256
-MAX_SEED = 2**63 - 1
-MAX_TOKEN_ID = 2**31 - 1
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would overflow."""
 
@@ -36,9 +39,9 @@ class RepetitionDetection(
 
     def __post_init__(self) -> None:
         name = "repetition_detection"
-        check_range(f"{name}.max_pattern_size", self.max_pattern_size, 1, 256)
+        check_range(f"{name}.max_pattern_size", self.max_pattern_size, 1, MAX_REPETITION_TOKENS)
         check_range(f"{name}.min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
-        check_range(f"{name}.min_count", self.min_count, 2, 1000)
+        check_range(f"{name}.min_count", self.min_count, 2, MAX_REPETITIONS)
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -172,20 +175,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
                     )
 
 
-BOUNDS = (
-    ("temperature", 0.0, 100.0),
-    ("top_p", 0.0, 1.0),
-    ("top_k", -1, MAX_TOKEN_ID),
-    ("min_p", 0.0, 1.0),
-    ("seed", -MAX_SEED - 1, MAX_SEED),
-    ("repetition_penalty", 0.01, 100.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("max_tokens", 1, MAX_TOKEN_ID),
-    ("min_tokens", 0, MAX_TOKEN_ID),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-)
+BOUNDS = tuple((each.name, each.least, each.most) for each in RANGES if each.least is not None)
 """Name, least and most of each number that is given."""
 
 _bounded = attrgetter(*(name for name, _, _ in BOUNDS))
@@ -203,7 +193,7 @@ def check_range(name: str, value: float, least: float, most: float) -> None:
 def _check_bias(bias: dict[int, float]) -> None:
     _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS)
     for value in bias.values():
-        check_range("logit_bias", value, -100.0, 100.0)
+        check_range("logit_bias", value, -MAX_BIAS, MAX_BIAS)
 
 
 def _end_of(budget: ThinkingBudget | None) -> tuple[int, ...]:

@@ -9,9 +9,7 @@ from typing import Literal
 import msgspec
 
 from engine.errors import InvalidRequestError
-
-MAX_SPEC_BYTES = 256 << 10
-"""Of a description: what a client may send is less (`api/`), what is made of it may be more."""
+from engine.limits import MAX_SPEC_BYTES
 
 PARAM = "structured_outputs"
 """The field that errors name. An API server knows better what its client has written."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling_params import MAX_LOGPROBS
+from engine.limits import MAX_LOGPROBS
 from engine.wire import Logprobs
 from workers import token_choice
 

@@ -14,10 +14,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from api.body import decode_field
-from api.prompts import MAX_VALUES, decode_values
+from api.limits import MAX_CALL_ID_CHARS, MAX_VALUES
+from api.prompts import decode_values
 from engine.errors import InvalidRequestError, UnsupportedFieldError
-
-MAX_ID_CHARS = 256
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system block that Claude Code sends. It differs from request to request, is no business
@@ -254,8 +253,8 @@ def _required(text: str | None, place: str) -> str:
 
 
 def _check_id(text: str, place: str) -> None:
-    if not 1 <= len(text) <= MAX_ID_CHARS:
-        raise InvalidRequestError(f"{place} has 1 to {MAX_ID_CHARS} characters", place)
+    if not 1 <= len(text) <= MAX_CALL_ID_CHARS:
+        raise InvalidRequestError(f"{place} has 1 to {MAX_CALL_ID_CHARS} characters", place)
 
 
 def _decode_utf8(raw: bytes | msgspec.Raw) -> str:

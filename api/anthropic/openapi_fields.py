@@ -3,15 +3,12 @@ them; and examples. For the OpenAPI document only: who reads a field checks it."
 
 from typing import Any
 
-from api.anthropic.conversation import MAX_ID_CHARS
+from api.limits import MAX_CALL_ID_CHARS, MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_VALUES
 from api.openapi_fields import TEMPLATE_VARIABLES
-from api.prompts import MAX_VALUES
-from api.tools.json_scan import MAX_NAME_CHARS
-from api.tools.request import MAX_TOOLS
 
 _TEXT = {"type": "string"}
 _NULL = {"type": "null"}
-_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS}
+_ID = {"type": "string", "minLength": 1, "maxLength": MAX_CALL_ID_CHARS}
 
 
 def _block(kind: str, **fields: Any) -> dict[str, Any]:
@@ -54,7 +51,7 @@ _MESSAGES: dict[str, Any] = {
 _TOOL = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
+        "name": {"type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME_CHARS},
         "description": {"anyOf": [_TEXT, _NULL]},
         "input_schema": {"description": "A JSON schema.", "type": "object"},
         "strict": {"anyOf": [{"type": "boolean"}, _NULL]},

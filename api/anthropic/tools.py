@@ -10,9 +10,8 @@ import msgspec
 
 from api.anthropic.protocol import NULL, ToolChoice
 from api.body import decode_field
+from api.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_BYTES
 from api.prompts import decode_values
-from api.tools.json_scan import MAX_NAME_CHARS
-from api.tools.request import MAX_TOOLS, MAX_TOOLS_BYTES
 from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
 
 
@@ -74,9 +73,9 @@ def _as_function(raw: msgspec.Raw, place: str) -> dict[str, Any]:
             " with an input_schema",
             place,
         )
-    if not 1 <= len(tool.name) <= MAX_NAME_CHARS:
+    if not 1 <= len(tool.name) <= MAX_TOOL_NAME_CHARS:
         raise InvalidRequestError(
-            f"{place}.name has 1 to {MAX_NAME_CHARS} characters", f"{place}.name"
+            f"{place}.name has 1 to {MAX_TOOL_NAME_CHARS} characters", f"{place}.name"
         )
     if not bytes(tool.input_schema).startswith(b"{"):
         raise InvalidRequestError(

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from api import errors
 from api.errors import Failure
 from api.generate import Generation
+from api.limits import MAX_BACKGROUND_RUNS
 from api.responses.form import Keep, ResponseFormat
 from engine.errors import RaywireError, UnavailableError
-
-MAX_RUNS = 256
-"""At one time, in one API server."""
 
 
 class History:
@@ -150,8 +148,10 @@ class Runs:
 
     def check_room(self) -> None:
         """Raise UnavailableError if no more can begin."""
-        if len(self) >= MAX_RUNS:
-            raise UnavailableError(f"{MAX_RUNS} responses run in the background already", 5)
+        if len(self) >= MAX_BACKGROUND_RUNS:
+            raise UnavailableError(
+                f"{MAX_BACKGROUND_RUNS} responses run in the background already", 5
+            )
 
     def get(self, response_id: str) -> Run | None:
         """The run, unless it is over."""

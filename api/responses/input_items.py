@@ -11,7 +11,8 @@ import msgspec
 
 from api.body import decode_field
 from api.ids import new_id
-from api.prompts import MAX_VALUES, decode_values
+from api.limits import MAX_CALL_ID_CHARS, MAX_TOOL_NAME_CHARS, MAX_VALUES
+from api.prompts import decode_values
 from api.responses.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -26,10 +27,7 @@ from api.responses.items import (
     SummaryText,
 )
 from api.responses.packed_thought import unpack
-from api.tools.json_scan import MAX_NAME_CHARS
 from engine.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
-
-MAX_ID_CHARS = 256
 
 T = TypeVar("T")
 
@@ -248,11 +246,11 @@ def _required_id(call_id: str | None, place: str) -> str:
 
 
 def _check_length(item_id: str, place: str) -> None:
-    if len(item_id) > MAX_ID_CHARS:
-        raise InvalidRequestError(f"{place} has at most {MAX_ID_CHARS} characters", place)
+    if len(item_id) > MAX_CALL_ID_CHARS:
+        raise InvalidRequestError(f"{place} has at most {MAX_CALL_ID_CHARS} characters", place)
 
 
 def _function_name(name: str | None, place: str) -> str:
-    if not name or len(name) > MAX_NAME_CHARS:
-        raise InvalidRequestError(f"{place} has 1 to {MAX_NAME_CHARS} characters", place)
+    if not name or len(name) > MAX_TOOL_NAME_CHARS:
+        raise InvalidRequestError(f"{place} has 1 to {MAX_TOOL_NAME_CHARS} characters", place)
     return name

@@ -3,11 +3,11 @@ anywhere on. Pure."""
 
 from collections.abc import Mapping, Sequence
 
+from api.limits import MAX_LISTED_ITEMS
 from api.responses.items import Item
 from api.responses.protocol import ItemList
 from engine.errors import InvalidRequestError
 
-MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
 _MAX_DIGITS = 9
 
@@ -19,8 +19,10 @@ def page(items: Sequence[Item], query: Mapping[str, str]) -> ItemList:
         InvalidRequestError: `limit`, `order` or `after` is out of bounds.
     """
     limit = _read_int(query, "limit", DEFAULT_LIMIT)
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequestError(f"limit must be from 1 to {MAX_LIMIT}, not {limit}", "limit")
+    if not 1 <= limit <= MAX_LISTED_ITEMS:
+        raise InvalidRequestError(
+            f"limit must be from 1 to {MAX_LISTED_ITEMS}, not {limit}", "limit"
+        )
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be asc or desc, not {order[:40]!r}", "order")

@@ -13,8 +13,8 @@ import msgspec
 from api import answer, body, message_plan
 from api.conversation import Conversation
 from api.generate import Generation, Prompt
+from api.limits import MAX_VALUES
 from api.message_plan import MessagePlan, MessageReader
-from api.prompts import MAX_VALUES
 from api.responses import input_items, truncate
 from api.responses import request as response_request
 from api.responses.form import ResponseFormat

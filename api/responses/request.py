@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import msgspec
 
 from api import prompts, sampling_fields
-from api.protocol import MAX_CACHE_SALT_CHARS, MAX_PRIORITY
+from api.limits import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    MAX_NAME_CHARS,
+    MAX_PRIORITY,
+)
 from api.responses import text_format
 from api.responses import tools as response_tools
 from api.responses.protocol import Reasoning, Response, ResponsesBody
@@ -18,15 +25,11 @@ from api.responses.tools import ResponseTools
 from api.sampling import SamplingParams
 from api.sampling_defaults import SamplingDefaults
 from engine.errors import InvalidRequestError
-from engine.sampling_params import MAX_LOGPROBS, check_range
+from engine.limits import MAX_LOGPROBS, MAX_TOKEN_ID
+from engine.sampling_params import check_range
 
 _NULL = msgspec.Raw(b"null")
 
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
-MAX_NAME_CHARS = 512
-"""Of `user` and the like."""
 
 _LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
@@ -146,10 +149,10 @@ def _given(raw: msgspec.Raw, default: object) -> object:
 def _sampling_params(body: ResponsesBody, defaults: SamplingDefaults) -> SamplingParams:
     max_tokens = body.max_output_tokens
     if max_tokens is not None:
-        check_range("max_output_tokens", max_tokens, 1, 2**31 - 1)
+        check_range("max_output_tokens", max_tokens, 1, MAX_TOKEN_ID)
         max_tokens = defaults.cap(max_tokens)
     if body.max_tool_calls is not None:
-        check_range("max_tool_calls", body.max_tool_calls, 1, 2**31 - 1)
+        check_range("max_tool_calls", body.max_tool_calls, 1, MAX_TOKEN_ID)
     if body.top_logprobs is not None:
         check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     wants_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)

@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from api.body import decode_field
+from api.limits import MAX_TEXT_FIELD_BYTES
 from api.structured import fields
 from api.structured.fields import Wanted
 from engine.errors import InvalidRequestError, UnsupportedFieldError
-
-MAX_TEXT_BYTES = 1 << 20
 
 _NULL = msgspec.Raw(b"null")
 _PLAIN = msgspec.Raw(b'{"type":"text"}')
@@ -66,8 +65,8 @@ def read(raw: msgspec.Raw) -> TextFormat:
         InvalidRequestError: it is malformed or too long.
         UnsupportedFieldError: it asks for what this server does not do.
     """
-    if len(raw) > MAX_TEXT_BYTES:
-        raise InvalidRequestError(f"text is over {MAX_TEXT_BYTES} bytes long", "text")
+    if len(raw) > MAX_TEXT_FIELD_BYTES:
+        raise InvalidRequestError(f"text is over {MAX_TEXT_FIELD_BYTES} bytes long", "text")
     text = decode_field(_TEXT, raw, "text") or _Text()
     if text.verbosity not in (None, "medium"):
         raise UnsupportedFieldError(

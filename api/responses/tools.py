@@ -11,13 +11,10 @@ from typing import Any
 import msgspec
 
 from api.body import decode_field
+from api.limits import MAX_TOOL_CHOICE_BYTES, MAX_TOOL_NAME_CHARS
 from api.tools import request as tool_request
-from api.tools.json_scan import MAX_NAME_CHARS
 from api.tools.request import ToolRequest
 from engine.errors import InvalidRequestError, RequestError, UnsupportedFieldError
-
-MAX_CHOICE_BYTES = 1 << 18
-"""All tools that there may be, by their names."""
 
 
 class _Function(msgspec.Struct, omit_defaults=True):
@@ -92,7 +89,8 @@ def read(tools: msgspec.Raw, choice: msgspec.Raw, is_parallel: bool | None) -> R
     if allowed is not None:
         if missing := sorted(allowed - names):
             raise InvalidRequestError(
-                f"tool_choice.tools: there is no tool {missing[0][:MAX_NAME_CHARS]!r} in tools",
+                f"tool_choice.tools: there is no tool {missing[0][:MAX_TOOL_NAME_CHARS]!r} in"
+                " tools",
                 "tool_choice.tools",
             )
         places = [i for i in places if functions[i].name in allowed]
@@ -113,17 +111,17 @@ def _read_functions(raw: msgspec.Raw) -> list[_Function]:
             )
     functions = decode_field(_FUNCTIONS, raw, "tools") or []
     for i, function in enumerate(functions):
-        if not 1 <= len(function.name) <= MAX_NAME_CHARS:
+        if not 1 <= len(function.name) <= MAX_TOOL_NAME_CHARS:
             place = f"tools[{i}].name"
-            raise InvalidRequestError(f"{place} has 1 to {MAX_NAME_CHARS} characters", place)
+            raise InvalidRequestError(f"{place} has 1 to {MAX_TOOL_NAME_CHARS} characters", place)
     return functions
 
 
 def _read_choice(raw: msgspec.Raw) -> tuple[msgspec.Raw, set[str] | None]:
     """The choice as chat has it, and the names that it allows; None: all."""
-    if len(raw) > MAX_CHOICE_BYTES:
+    if len(raw) > MAX_TOOL_CHOICE_BYTES:
         raise InvalidRequestError(
-            f"tool_choice is over {MAX_CHOICE_BYTES} bytes long", "tool_choice"
+            f"tool_choice is over {MAX_TOOL_CHOICE_BYTES} bytes long", "tool_choice"
         )
     choice = decode_field(_CHOICE, raw, "tool_choice")
     if not isinstance(choice, _Choice):

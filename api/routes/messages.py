@@ -43,6 +43,7 @@ from api.service import LoadedModel, Service
 from api.structured import fields
 from api.structured.fields import Wanted
 from engine.errors import InvalidRequestError
+from engine.limits import MAX_TOKEN_ID
 from engine.sampling_params import check_range
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
@@ -161,7 +162,7 @@ def _as_chat(asked: CountTokensBody) -> ChatBody:
 
 
 def _as_generating_chat(service: Service, asked: MessagesBody) -> ChatBody:
-    check_range("max_tokens", asked.max_tokens, 1, 2**31 - 1)
+    check_range("max_tokens", asked.max_tokens, 1, MAX_TOKEN_ID)
     if asked.stop_sequences is not None:
         check_stop(asked.stop_sequences, "stop_sequences")
     budget = _budget(asked)
@@ -190,7 +191,7 @@ def _keeps_budgets(service: Service) -> bool:
 
 def _check_budget(budget_tokens: int, max_tokens: int) -> None:
     name = "thinking.budget_tokens"
-    check_range(name, budget_tokens, 1, 2**31 - 1)
+    check_range(name, budget_tokens, 1, MAX_TOKEN_ID)
     if budget_tokens >= max_tokens:
         raise InvalidRequestError(f"{name} must be below max_tokens ({max_tokens})", name)
 

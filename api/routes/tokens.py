@@ -14,14 +14,12 @@ from api import body, openapi_fields, text_call
 from api.body import decode_field
 from api.conversation import Conversation
 from api.fields import KNOWN_IN_CHAT, UNSUPPORTED_IN_CHAT
+from api.limits import MAX_DETOKENIZED
 from api.protocol import ChatBody
 from api.routes import chat
 from api.routing import Route
 from api.service import LoadedModel, Service
 from engine.errors import InvalidRequestError
-
-MAX_TOKENS = 1 << 20
-"""Ids in one request to /detokenize."""
 
 _NULL = msgspec.Raw(b"null")
 
@@ -133,8 +131,8 @@ def _tokens(asked: TokenizeBody, model: LoadedModel, token_ids: list[int]) -> To
 
 def _detokenize(raw: msgspec.Raw, model: LoadedModel) -> DetokenizeAnswer:
     """Special tokens show: what /tokenize has added comes back."""
-    if bytes(raw).count(b",") >= MAX_TOKENS:
-        raise InvalidRequestError(f"tokens holds over {MAX_TOKENS} token ids", "tokens")
+    if bytes(raw).count(b",") >= MAX_DETOKENIZED:
+        raise InvalidRequestError(f"tokens holds over {MAX_DETOKENIZED} token ids", "tokens")
     token_ids = decode_field(_TOKENS, raw, "tokens")
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= model.inputs.vocab_size):
         raise _unknown_token(token_ids, model.inputs.vocab_size)

@@ -5,11 +5,8 @@ They are told apart as vLLM does it: a rule with `::=` is EBNF.
 
 import re
 
+from api.limits import MAX_EBNF_BYTES, MAX_GRAMMAR_BYTES
 from engine.errors import InvalidRequestError
-
-MAX_GRAMMAR_BYTES = 64 << 10
-MAX_EBNF_BYTES = 16 << 10
-"""The converter looks at all rules again for each that it finds to be a terminal."""
 
 _COMMENT = re.compile(r"(?:#|//).*")
 _NEXT_CHOICE = re.compile(r"\s*\n\s*\|")

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import msgspec
 
 from api.body import decode_field, unknown_names
+from api.limits import MAX_FORM_BYTES
 from api.structured import options, structural_tag
 from api.structured.options import StructuredFields
-from api.structured.schema import MAX_SCHEMA_BYTES, JsonStyle, check_depth
+from api.structured.schema import JsonStyle, check_depth
 from engine.errors import InvalidRequestError
 from engine.structured_output import StructuredOutput
 
 NULL = msgspec.Raw(b"null")
-MAX_FIELD_BYTES = 2 * MAX_SCHEMA_BYTES
-"""Of `response_format` and the like, with all that is around the schema."""
 
 GUIDED = {
     "guided_json": "json",
@@ -148,8 +147,8 @@ def _check_one(names: list[str]) -> None:
 
 
 def _check_size(raw: msgspec.Raw, place: str) -> None:
-    if len(raw) > MAX_FIELD_BYTES:
-        raise InvalidRequestError(f"{place} is over {MAX_FIELD_BYTES} bytes long", place)
+    if len(raw) > MAX_FORM_BYTES:
+        raise InvalidRequestError(f"{place} is over {MAX_FORM_BYTES} bytes long", place)
     check_depth(bytes(raw), place)
 
 

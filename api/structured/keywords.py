@@ -8,13 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from api.limits import MAX_COUNT, MAX_ENUM, MAX_PATTERN_BYTES, MAX_PROPERTIES
 from engine.errors import InvalidRequestError
-
-MAX_ENUM = 1000
-MAX_PROPERTIES = 1000
-MAX_PATTERN_BYTES = 4 << 10
-MAX_COUNT = 1 << 16
-"""The largest minimum or maximum of a number of items, characters or properties."""
 
 Schema = Mapping[str, Any]
 

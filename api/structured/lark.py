@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.structured_output import MAX_SPEC_BYTES, StructuredOutput
+from engine.limits import MAX_SPEC_BYTES
+from engine.structured_output import StructuredOutput
 
 _ANY_TEXT = "(?s:.*)"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_<>\"'=:,;!@%`")

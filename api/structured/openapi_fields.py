@@ -3,7 +3,7 @@ who reads a field checks it."""
 
 from typing import Any
 
-from api.structured.options import MAX_CHOICES
+from api.limits import MAX_CHOICES
 
 _TEXT = {"type": "string"}
 _NULL = {"type": "null"}

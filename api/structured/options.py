@@ -6,15 +6,13 @@ from typing import Any
 
 import msgspec
 
+from api.limits import MAX_CHOICES, MAX_CHOICES_BYTES
 from api.structured import ebnf, schema, structural_tag
 from api.structured.keywords import check_pattern
 from api.structured.lark import literal
 from api.structured.schema import JsonStyle
 from engine.errors import InvalidRequestError
 from engine.structured_output import StructuredOutput
-
-MAX_CHOICES = 1000
-MAX_CHOICES_BYTES = 64 << 10
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 

@@ -10,13 +10,10 @@ from typing import Any
 import msgspec
 
 from api.body import decode_field
+from api.limits import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from api.structured.keywords import LISTS, MAPS, SINGLE, Schema
 from api.structured.schema_graph import SchemaGraph
 from engine.errors import InvalidRequestError
-
-MAX_SCHEMA_BYTES = 64 << 10
-MAX_DEPTH = 64
-"""Of brackets in brackets; a keyword such as `properties` takes two."""
 
 _FORMATS = frozenset(
     {
@@ -108,7 +105,7 @@ def with_style(schema: Schema, style: JsonStyle) -> Schema:
 
 def check_depth(raw: bytes, place: str) -> None:
     """Bound the brackets in brackets of a JSON text, before a decoder is let loose on it."""
-    if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
+    if raw.count(b"{") + raw.count(b"[") <= MAX_SCHEMA_DEPTH:
         return
     depth = 0
     is_text = is_escape = False
@@ -120,8 +117,8 @@ def check_depth(raw: bytes, place: str) -> None:
             is_text = True
         elif byte in b"{[":
             depth += 1
-            if depth > MAX_DEPTH:
-                raise InvalidRequestError(f"{place} is nested over {MAX_DEPTH} deep", place)
+            if depth > MAX_SCHEMA_DEPTH:
+                raise InvalidRequestError(f"{place} is nested over {MAX_SCHEMA_DEPTH} deep", place)
         elif byte in b"}]":
             depth -= 1
 

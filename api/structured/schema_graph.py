@@ -3,11 +3,10 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from api.limits import MAX_SCHEMAS
 from api.structured import keywords
 from api.structured.keywords import Schema, shown
 from engine.errors import InvalidRequestError
-
-MAX_SCHEMAS = 4096
 
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 

@@ -13,19 +13,13 @@ from typing import Any
 import msgspec
 
 from api.body import decode_field
+from api.limits import MAX_REPEATS, MAX_TAG_BYTES, MAX_TAG_TEXT_CHARS, MAX_TAGS, MAX_TRIGGERS
 from api.structured import ebnf, schema
 from api.structured.keywords import check_pattern
 from api.structured.lark import EMPTY, Grammar, TooLongError, literal, one_of, regex
 from api.structured.schema import JsonStyle
 from engine.errors import InvalidRequestError, UnsupportedFieldError
 from engine.structured_output import StructuredOutput
-
-MAX_BYTES = 128 << 10
-MAX_TAGS = 1000
-MAX_TRIGGERS = 64
-"""And of texts that are excluded: a text is searched for all of them."""
-MAX_TEXT_CHARS = 4096
-MAX_REPEATS = 1000
 
 NAMES = ("type", "format", "structures", "triggers")
 """What such a tag may hold, in either form."""
@@ -47,8 +41,8 @@ def read(raw: bytes | msgspec.Raw, place: str, style: JsonStyle) -> StructuredOu
     """
     if not bytes(raw).strip():
         raise InvalidRequestError(f"{place} must not be empty", place)
-    if len(raw) > MAX_BYTES:
-        raise InvalidRequestError(f"{place} is over {MAX_BYTES} bytes long", place)
+    if len(raw) > MAX_TAG_BYTES:
+        raise InvalidRequestError(f"{place} is over {MAX_TAG_BYTES} bytes long", place)
     schema.check_depth(bytes(raw), place)
     tag = decode_field(_ANYTHING, raw, place)
     try:
@@ -245,12 +239,12 @@ def _excludes(form: dict[str, Any], place: str) -> list[str]:
     return [_checked(text, f"{place}.excludes[{i}]") for i, text in enumerate(excludes)]
 
 
-def _text(form: object, name: str, place: str, *, most: int | None = MAX_TEXT_CHARS) -> str:
+def _text(form: object, name: str, place: str, *, most: int | None = MAX_TAG_TEXT_CHARS) -> str:
     value = form.get(name) if isinstance(form, dict) else None
     return _checked(value, f"{place}.{name}", most=most)
 
 
-def _checked(value: object, place: str, *, most: int | None = MAX_TEXT_CHARS) -> str:
+def _checked(value: object, place: str, *, most: int | None = MAX_TAG_TEXT_CHARS) -> str:
     if not isinstance(value, str) or (most is not None and len(value) > most):
         raise InvalidRequestError(f"{place} must be a text of at most {most} characters", place)
     return value

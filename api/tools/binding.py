@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from api.limits import MAX_BOUND_NAME_CHARS
 from api.structured.keywords import Schema
 from api.structured.lark import Grammar, one_of
 from api.structured.schema import JsonStyle, with_style
 
-NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_BOUND_NAME_CHARS}}}")
 """Names that every family can write."""
 
 ANY_ARGUMENTS: Schema = {"type": "object"}

@@ -14,10 +14,11 @@ So since V3.1. Before, the kind of call took the name's place, and the name foll
 import re
 from collections.abc import Sequence
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.structured.lark import Grammar, one_of
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
-from api.tools.json_scan import MAX_NAME_CHARS, copy_arguments
+from api.tools.json_scan import copy_arguments
 from api.tools.reader import BrokenError, Reader, Steps, drop
 
 FIRST = "<｜tool▁calls▁begin｜>"
@@ -60,14 +61,14 @@ def _scan_call(reader: Reader, sink: Sink) -> Steps[None]:
 
 def _read_name(reader: Reader) -> Steps[str]:
     """The name, with all up to the arguments or the end marker."""
-    kind = yield from reader.whole_run(_LINE, MAX_NAME_CHARS)
+    kind = yield from reader.whole_run(_LINE, MAX_TOOL_NAME_CHARS)
     if not (yield from reader.skips(SEPARATOR)):
         raise BrokenError
     following = yield from reader.peek_past_space()
     if following in "{<":
         name = kind
     else:
-        name = yield from reader.whole_run(_LINE, MAX_NAME_CHARS)
+        name = yield from reader.whole_run(_LINE, MAX_TOOL_NAME_CHARS)
         yield from _skip_fence(reader)
         following = yield from reader.peek()
     if _NAME.fullmatch(name.strip()) is None or not following:

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.structured.keywords import Schema
 from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool, WriteCalls
 from api.tools.converter import NUMBER, Converter
-from api.tools.json_scan import MAX_NAME_CHARS, copy_string, escaped, expect
+from api.tools.json_scan import copy_string, escaped, expect
 from api.tools.notation import ValueWriter
 from api.tools.reader import BrokenError, Reader, Steps, Write, drop
 
@@ -69,7 +70,7 @@ def _read_name(reader: Reader) -> Steps[str]:
     yield from reader.peek_past_space()
     if not (yield from reader.skips("call:")):
         raise BrokenError
-    name = yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    name = yield from reader.whole_run(_NAME, MAX_TOOL_NAME_CHARS)
     if not name or (yield from reader.peek_past_space()) != "{":
         raise BrokenError
     return name

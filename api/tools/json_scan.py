@@ -10,11 +10,9 @@ import json
 import re
 from collections.abc import Container
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.tools.base import Sink
 from api.tools.reader import BrokenError, Reader, Steps, Write
-
-MAX_NAME_CHARS = 256
-"""Of a tool. What is longer is none, and need not be held any longer."""
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _BETWEEN = re.compile(r"[\s,:+\-.0-9A-Za-z]+")
@@ -180,7 +178,7 @@ class JsonCall:
         self.has_arguments = True
 
     def _read_member(self) -> Steps[None]:
-        max_chars = None if self.is_begun else MAX_NAME_CHARS
+        max_chars = None if self.is_begun else MAX_TOOL_NAME_CHARS
         key = yield from read_string(self._reader, max_chars)
         yield from expect(self._reader, ":")
         if key == "function" and (yield from self._is_definition()):
@@ -197,7 +195,7 @@ class JsonCall:
         return (yield from self._reader.peek_past_space()) == "{" and self._depth == 1
 
     def _read_name(self) -> Steps[None]:
-        name = yield from read_string(self._reader, MAX_NAME_CHARS)
+        name = yield from read_string(self._reader, MAX_TOOL_NAME_CHARS)
         if not name or (self._known is not None and name not in self._known):
             raise BrokenError
         self._name = name

@@ -8,10 +8,11 @@ the second.
 import re
 from collections.abc import Sequence
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.structured.lark import Grammar, literal, one_of
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
-from api.tools.json_scan import MAX_NAME_CHARS, JsonCall, copy_arguments
+from api.tools.json_scan import JsonCall, copy_arguments
 from api.tools.reader import BrokenError, Reader, Steps
 
 START = "[TOOL_CALLS]"
@@ -59,9 +60,9 @@ def _scan_list(reader: Reader, sink: Sink) -> Steps[None]:
 
 
 def _scan_named(reader: Reader, sink: Sink) -> Steps[None]:
-    name = yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    name = yield from reader.whole_run(_NAME, MAX_TOOL_NAME_CHARS)
     if (yield from reader.skips(CALL_ID)):
-        yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+        yield from reader.whole_run(_NAME, MAX_TOOL_NAME_CHARS)
     yield from reader.skips(ARGUMENTS)
     if not name or (yield from reader.peek_past_space()) != "{":
         raise BrokenError

@@ -13,13 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.structured.keywords import Schema
 from api.structured.lark import Grammar, literal, one_of
 from api.structured.lark import escaped as in_pattern
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool, WriteCalls
 from api.tools.converter import NUMBER, Converter
-from api.tools.json_scan import MAX_NAME_CHARS, escaped, expect
+from api.tools.json_scan import escaped, expect
 from api.tools.line import Line
 from api.tools.notation import ValueWriter
 from api.tools.reader import BrokenError, Reader, Steps
@@ -84,7 +85,7 @@ def _scan_list(reader: Reader, sink: Sink, line: Line, tools: Tools) -> Steps[No
 def _scan_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Raises BrokenError; what was recorded is then a text."""
     yield from reader.peek_past_space()
-    name = yield from reader.whole_run(_NAME, MAX_NAME_CHARS)
+    name = yield from reader.whole_run(_NAME, MAX_TOOL_NAME_CHARS)
     if name not in tools or (yield from reader.peek()) != "(":
         raise BrokenError
     yield from _CallConverter(reader, sink, name).convert()

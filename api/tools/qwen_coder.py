@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
+from api.limits import MAX_TOOL_NAME_CHARS
 from api.structured.keywords import Schema, alone, resolve
 from api.structured.lark import Grammar, literal, one_of
 from api.structured.schema import with_style
 from api.tools.base import Sink, Tools
 from api.tools.binding import Block, BoundTool
-from api.tools.json_scan import MAX_NAME_CHARS, escaped
+from api.tools.json_scan import escaped
 from api.tools.reader import BrokenError, Reader, Steps, drop
 from engine.errors import InvalidRequestError
 
@@ -47,7 +48,7 @@ def scan(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
                 yield from reader.peek_past_space()
             if not (yield from reader.skips(FUNCTION)):
                 raise BrokenError
-            name = yield from _read_name(reader, MAX_NAME_CHARS)
+            name = yield from _read_name(reader, MAX_TOOL_NAME_CHARS)
         except BrokenError:
             sink.no_call(reader)
         else:

@@ -7,18 +7,19 @@ from typing import Any, Literal
 import msgspec
 
 from api.body import decode_field
-from api.structured.schema import MAX_SCHEMA_BYTES, JsonStyle, check_depth, checked
+from api.limits import (
+    MAX_SCHEMA_BYTES,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+    MAX_TOOLS_BYTES,
+    MAX_TOOLS_VALUES,
+)
+from api.structured.schema import JsonStyle, check_depth, checked
 from api.tools import binding
 from api.tools.base import Tools
 from api.tools.binding import BoundTool
-from api.tools.json_scan import MAX_NAME_CHARS
 from engine.errors import InvalidRequestError
-from engine.structured_output import MAX_SPEC_BYTES
-
-MAX_TOOLS = 1024
-MAX_TOOLS_BYTES = 1 << 20
-MAX_TOOLS_VALUES = 1 << 16
-"""Values in all schemas together, and about as many commas in their texts."""
+from engine.limits import MAX_SPEC_BYTES
 
 
 class _Function(msgspec.Struct):
@@ -170,9 +171,9 @@ def _read_tools(raw: msgspec.Raw) -> list[_Tool]:
             f"tools holds {len(tools)} tools; {MAX_TOOLS} are the most", "tools"
         )
     for i, tool in enumerate(tools):
-        if not 1 <= len(tool.function.name) <= MAX_NAME_CHARS:
+        if not 1 <= len(tool.function.name) <= MAX_TOOL_NAME_CHARS:
             place = f"tools[{i}].function.name"
-            raise InvalidRequestError(f"{place} has 1 to {MAX_NAME_CHARS} characters", place)
+            raise InvalidRequestError(f"{place} has 1 to {MAX_TOOL_NAME_CHARS} characters", place)
     return tools
 
 
@@ -190,7 +191,9 @@ def _read_choice(
             return "required", tuple(schemas)
         case _NamedChoice():
             name = choice.function.name
-            _check_is_there(name in schemas, f"there is no tool {name[:MAX_NAME_CHARS]!r} in tools")
+            _check_is_there(
+                name in schemas, f"there is no tool {name[:MAX_TOOL_NAME_CHARS]!r} in tools"
+            )
             return "named", (name,)
         case _:
             raise InvalidRequestError(

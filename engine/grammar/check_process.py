@@ -28,13 +28,12 @@ from engine.grammar import source, words
 from engine.grammar.checker import LENGTH_BYTES, Question, Verdict
 from engine.grammar.vocabulary import Vocabulary
 from engine.lifecycle import die_with_starter, leave_stopping_to_parent
+from engine.limits import MAX_COMPILE_BYTES
 from engine.structured_output import StructuredOutput
 
 STACK_BYTES = 2 << 20
 """A quarter of what the engine core's main thread has, where masks are made, and much less than its
 compiling threads have (`compiler`)."""
-
-MEMORY_BYTES = 1 << 30
 
 
 class _MallocInfo(ctypes.Structure):
@@ -55,7 +54,7 @@ def main() -> None:
     leave_stopping_to_parent()
     die_with_starter()
     with contextlib.suppress(ValueError):  # there is a lower limit
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_COMPILE_BYTES, MAX_COMPILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer

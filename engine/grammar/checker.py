@@ -16,15 +16,12 @@ import msgspec
 from engine import leash
 from engine.errors import InvalidRequestError, RequestFailedError
 from engine.lifecycle import describe_exit
+from engine.limits import MAX_COMPILE_S
 from engine.structured_output import PARAM, StructuredOutput
 from engine.thinning import ThinnedCount
 
 logger = logging.getLogger(__name__)
 
-CPU_S = 1.5
-"""For one grammar: with a process that has to start again, its client knows within two seconds.
-Those that people write take milliseconds. Of the processor's time, so that on a machine that is
-busy with other things the same grammars are refused as elsewhere."""
 
 WALL_FACTOR = 6.0
 """So much longer at most on the clock, should it neither end nor compute."""
@@ -62,7 +59,7 @@ class Verdict(msgspec.Struct, array_like=True):
 class Checker:
     """One process, which is started when it is needed. Not thread-safe."""
 
-    def __init__(self, cpu_s: float = CPU_S) -> None:
+    def __init__(self, cpu_s: float = MAX_COMPILE_S) -> None:
         self._cpu_s = cpu_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidRequestError, RequestError
 from engine.grammar.checker import Checker
 from engine.grammar.matcher import Matcher
+from engine.limits import MAX_COMPILED_BYTES, MAX_COMPILED_CACHE_BYTES
 from engine.request import Request
 from engine.structured_output import PARAM, StructuredOutput
 
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_CACHE_BYTES = 128 << 20
-"""Of compiled grammars that no running request need have. A schema takes a tenth of a MiB."""
-
-MAX_GRAMMAR_BYTES = 32 << 20
 
 _BYTES_PER_S = 40 << 20
 """How fast a grammar grows while it finds states that it has not seen: measured, 37 MiB/s."""
@@ -111,7 +108,7 @@ class Compiler:
     """
 
     def __init__(
-        self, folder: Path, vocab_size: int, max_cache_bytes: int = MAX_CACHE_BYTES
+        self, folder: Path, vocab_size: int, max_cache_bytes: int = MAX_COMPILED_CACHE_BYTES
     ) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
@@ -167,10 +164,10 @@ class Compiler:
 
         from engine.grammar import source, words
 
-        if num_bytes > MAX_GRAMMAR_BYTES:
+        if num_bytes > MAX_COMPILED_BYTES:
             raise InvalidRequestError(
                 f"{output.kind}: compiled it takes {num_bytes >> 20} MiB, and at most"
-                f" {MAX_GRAMMAR_BYTES >> 20} are possible",
+                f" {MAX_COMPILED_BYTES >> 20} are possible",
                 PARAM,
             )
         vocabulary = self._load_vocabulary()

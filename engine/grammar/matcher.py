@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.limits import MAX_MASK_S
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 Words = NDArray[np.uint32]
 
-MAX_FILL_S = 0.5
-"""A mask that takes longer ends its request: the steps of all others wait for it. Of the regular
-expressions and grammars that are made to be slow, the library's own limits leave 0.3 s."""
 
 NO_GROWTH_S = 0.001
 """A mask of states that have been seen before takes less."""
@@ -91,7 +89,7 @@ class Matcher:
         took_s = time.thread_time() - began
         if took_s > NO_GROWTH_S:
             self._grammar.note_growth(took_s)
-        if self._ll.is_error() or took_s > MAX_FILL_S:
+        if self._ll.is_error() or took_s > MAX_MASK_S:
             self._fail("the structured output takes too long")
             return False
         self._cut_into(words)

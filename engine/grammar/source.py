@@ -1,7 +1,7 @@
 """A StructuredOutput as llguidance reads it: one JSON text that holds grammars.
 
-Used by `compiler` and by `check_process`, so that both compile the same. The limits that hold for
-one compilation and one step stand here too, for the same reason.
+Used by `compiler` and by `check_process`, so that both compile the same. So both take
+the library's own limits from here, too.
 """
 
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from engine.limits import MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES
 from engine.structured_output import StructuredOutput
 
 MAX_CHOICES = 4096
@@ -27,8 +28,8 @@ _NO_FORCING = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"'}
 def limits() -> LLParserLimits:
     """How complex a grammar and one of its masks may be. Beyond, a matcher is in error."""
     return LLParserLimits(
-        max_lexer_states=20_000,  # up to 3 kB each, and all requests of a grammar share them
-        max_grammar_size=200_000,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SYMBOLS,
         verbose_errors=False,
     )
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from api.sampling import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
+from api.limits import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from api.sampling import SamplingParams
 from engine.codec import Decoder, Encoder
 from engine.errors import InvalidRequestError
 from engine.sampling_params import SamplingParams as EngineSamplingParams

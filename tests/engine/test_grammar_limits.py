@@ -13,7 +13,8 @@ import pytest
 from engine.errors import InvalidRequestError, RequestFailedError, UnsupportedFieldError
 from engine.grammar.checker import Checker
 from engine.grammar.compiler import Compiler, Grammar
-from engine.structured_output import MAX_SPEC_BYTES, PARAM, Kind, StructuredOutput
+from engine.limits import MAX_SPEC_BYTES
+from engine.structured_output import PARAM, Kind, StructuredOutput
 from tests.helpers.grammars import checker, make_compiler, request_of, schema, spec, started
 
 TIMEOUT_S = 1.0

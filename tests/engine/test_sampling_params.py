@@ -7,15 +7,8 @@ import msgspec
 import pytest
 
 from engine.errors import InvalidRequestError
-from engine.sampling_params import (
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_SEED,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKEN_ID,
-    RepetitionDetection,
-    SamplingParams,
-)
+from engine.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
+from engine.sampling_params import RepetitionDetection, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
