@@ -25,8 +25,8 @@ from api.load_balancer import LoadBalancer, Route
 from api.load_feed import LoadFeed
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
+from api.utility_calls import UtilityCalls
 from api.wire_sockets import WireSockets
-from engine import utility
 from engine.bound import ServerWires
 from engine.codec import Decoder, Encoder
 from engine.config import CoordinatorAddresses
@@ -50,7 +50,6 @@ from engine.wire import (
     OutputType,
     RequestType,
     SchedulerStats,
-    UtilityOutput,
 )
 
 logger = logging.getLogger(__name__)
@@ -102,8 +101,9 @@ class EngineClient:
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
         self._streams: dict[str, tuple[RequestStream, EngineHandle]] = {}
-        self._calls: dict[int, asyncio.Future[UtilityOutput]] = {}
-        self._next_call_id = 0
+        self._calls = UtilityCalls(
+            client_index, lambda index, call: self._send(index, RequestType.UTILITY, call)
+        )
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
         self._dying: Wakeup = Wakeup()
@@ -248,6 +248,11 @@ class EngineClient:
         """Requests without a last output so far."""
         return len(self._streams)
 
+    @property
+    def num_pending_calls(self) -> int:
+        """UTILITY calls without an answer so far."""
+        return self._calls.num_pending
+
     def stream(
         self,
         request: EngineCoreRequest,
@@ -279,7 +284,7 @@ class EngineClient:
         stream = RequestStream(request.request_id, self._abort_one, wakeup, timeline, route)
         stream.timeline.engine_index = engine.index
         try:
-            self._send(engine, RequestType.ADD, request)
+            self._send(engine.index, RequestType.ADD, request)
         except BaseException:
             self.balancer.finish(route.rank)
             raise
@@ -310,7 +315,7 @@ class EngineClient:
         for index, ids in by_engine.items():
             # A core that is gone has nothing left to abort, and its death is reported elsewhere.
             with contextlib.suppress(EngineDeadError):
-                self._send(self.engines[index], RequestType.ABORT, ids)
+                self._send(index, RequestType.ABORT, ids)
         return streams
 
     async def utility(
@@ -333,30 +338,12 @@ class EngineClient:
         """
         self._raise_if_dead()
         indices = range(len(self.engines)) if engine_index is None else [engine_index]
-        calls = {self._send_call(self.engines[i], method, args): i for i in indices}
-        futures = [self._calls[call_id] for call_id in calls]
-        try:
-            async with asyncio.timeout(timeout_s):
-                answers = await asyncio.gather(*futures)
-        except TimeoutError as error:
-            raise UnavailableError(f"{method}: no answer within {timeout_s:.0f} s") from error
-        finally:
-            for call_id in calls:
-                self._calls.pop(call_id, None)
-        results = [utility.read_answer(method, answer) for answer in answers]
+        results = await self._calls.call(indices, method, args, timeout_s)
         if method == "reset_prefix_cache":
             for index, is_reset in zip(indices, results, strict=True):
                 if is_reset:
                     self.balancer.forget_prefixes(index)
         return results
-
-    def _send_call(self, engine: EngineHandle, method: str, args: tuple[object, ...]) -> int:
-        call_id = self._next_call_id
-        self._next_call_id += 1
-        call = utility.make_call(self._client_index, call_id, method, args)
-        self._send(engine, RequestType.UTILITY, call)
-        self._calls[call_id] = asyncio.get_running_loop().create_future()
-        return call_id
 
     def _choose_route(
         self, request: EngineCoreRequest, session: str | None, follows: Route | None
@@ -375,8 +362,9 @@ class EngineClient:
             pinned_rank=request.data_parallel_rank,
         )
 
-    def _send(self, engine: EngineHandle, kind: RequestType, message: object) -> None:
+    def _send(self, index: int, kind: RequestType, message: object) -> None:
         """Send one message. Large arrays are not copied: they must stay as they are until sent."""
+        engine = self.engines[index]
         if engine.identity is None:
             raise UnavailableError("no engine core is ready")
         if not self._sockets.send([engine.identity, kind.value, *self._encoder.encode(message)]):
@@ -434,9 +422,7 @@ class EngineClient:
             if self.on_stats is not None:
                 self.on_stats(engine.index, outputs.stats)
         if outputs.utility is not None:
-            future = self._calls.get(outputs.utility.call_id)
-            if future is not None and not future.done():
-                future.set_result(outputs.utility)
+            self._calls.take(outputs.utility)
 
     def _on_report(self, frames: list[bytes]) -> None:
         assert self._feed is not None
@@ -490,9 +476,7 @@ class EngineClient:
         for stream, engine in streams.values():
             self.balancer.finish(engine.index)
             stream.fail(error)
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
+        self._calls.fail(error)
 
     def _raise_if_dead(self) -> None:
         # A new object each time: a traceback grows on the one that is raised.

@@ -184,8 +184,9 @@ def test_last_words_fail_everything_pending_and_later(wires: ServerWires) -> Non
             stream = client.stream(make_request())
             await until(lambda: engine.running)
             # As if the call had reached the core in its last moment: nobody will answer it.
-            call_id = client._send_call(client.engines[0], "statistics", ())
-            pending = client._calls[call_id]
+            engine.answers_calls = False
+            pending = asyncio.create_task(client.utility("statistics"))
+            await until(lambda: client.num_pending_calls)
             client.mark_dead(0, "out of memory")
             with pytest.raises(EngineDeadError, match="out of memory"):
                 await read(stream)
@@ -547,7 +548,7 @@ def test_utility_call_without_an_answer_times_out(wires: ServerWires) -> None:
             engine.answers_calls = False
             with pytest.raises(UnavailableError, match="no answer"):
                 await client.utility("statistics", timeout_s=0.1)
-            assert client._calls == {}
+            assert client.num_pending_calls == 0
 
     with FakeEngine(wires) as engine:
         run_once(work())
