@@ -2,11 +2,13 @@
 
 Binds the ROUTER and the PULL of wire 1 (`engine/wire.py`), hands each request's outputs to its
 `RequestStream`, and answers UTILITY calls. It decides nothing about text or HTTP. `wire_sockets`
-does the reading and writing; `engine_registry` knows which engine cores are up.
+does the reading and writing; `engine_registry` knows which engine cores are up, `dispatcher`
+which requests they have.
 
-An engine core is dead when it says so, when it hangs, or when whoever watches its process calls
-`mark_dead`. In the default mode the death of one ends the service of all: every pending and every
-later call raises EngineDeadError.
+An engine core is dead when it says so, when it hangs, or when whoever watches its process says
+it. In the default mode the death of one ends the service of all (`mark_dead`): every pending and
+every later call raises EngineDeadError. Where ranks are replaced it is a loss (`lose`): what
+this incarnation may still say is dropped, and its requests go on at other ranks.
 """
 
 import asyncio
@@ -19,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from api.engine_handle import EngineHandle
+from api.dispatcher import Dispatcher
+from api.engine_handle import EngineHandle, Loss
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
 from api.load_balancer import LoadBalancer, Route
 from api.load_feed import LoadFeed
@@ -45,11 +48,13 @@ from engine.wire import (
     EngineDead,
     EngineLoad,
     EngineReady,
+    Fence,
     Fingerprint,
     Heartbeat,
     OutputType,
     RequestType,
     SchedulerStats,
+    pack_identity,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,6 +62,9 @@ logger = logging.getLogger(__name__)
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
 to name the cause."""
+
+_FENCE_INTERVAL_S = 1.0
+"""How often an incarnation that has been given up, and still speaks, is told so."""
 
 
 class EngineClient:
@@ -69,6 +77,8 @@ class EngineClient:
         heartbeat_timeout_s: silence after which an engine core counts as hung.
         step_timeout_s: the executors' own limit of a step (`ExecutorConfig.execute_timeout_s`).
         first_rank: data-parallel rank of the first engine core; see `ApiConfig`.
+        replaces_ranks: once it serves, the death of an engine core is a loss that it outlives;
+            somebody starts a new one.
     """
 
     def __init__(
@@ -79,6 +89,7 @@ class EngineClient:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         step_timeout_s: float = 300.0,
         first_rank: int = 0,
+        replaces_ranks: bool = False,
     ) -> None:
         self._registry = EngineRegistry(
             num_engines, heartbeat_timeout_s, step_timeout_s, first_rank
@@ -96,17 +107,23 @@ class EngineClient:
         self.on_death: Callable[[EngineDeadError, bool], None] | None = None
         """Called once, on the event loop, after all calls have been failed. The second argument:
         whether nobody else has seen it, so that its cause has yet to be logged as the first."""
+        self.on_loss: Callable[[Loss], None] | None = None
+        """Called for each loss that this client is told of by the wire or sees itself, on the event
+        loop, after its requests have gone elsewhere."""
+        self._replaces_ranks = replaces_ranks
         self._doorkeeper = Doorkeeper()
         self._client_index = client_index
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
-        self._streams: dict[str, tuple[RequestStream, EngineHandle]] = {}
+        self._dispatcher = Dispatcher(self.engines, self.balancer, self._send, replaces_ranks)
+        self._fenced_at: dict[tuple[int, int], float] = {}
         self._calls = UtilityCalls(
             client_index, lambda index, call: self._send(index, RequestType.UTILITY, call)
         )
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
         self._dying: Wakeup = Wakeup()
+        self._registry.on_stale = self._fence
         self._sockets = WireSockets(self._on_ready, self._on_output)
         self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -244,9 +261,14 @@ class EngineClient:
         return all(e.ready is not None and e.state != "hung" for e in self.engines)
 
     @property
+    def num_up(self) -> int:
+        """Engine cores that can take requests."""
+        return sum(engine.state == "up" for engine in self.engines)
+
+    @property
     def num_in_flight(self) -> int:
         """Requests without a last output so far."""
-        return len(self._streams)
+        return len(self._dispatcher)
 
     @property
     def num_pending_calls(self) -> int:
@@ -274,49 +296,22 @@ class EngineClient:
             follows: where another request of the same prompt has gone: this one goes there too.
 
         Raises:
-            EngineDeadError: an engine core is gone.
+            EngineDeadError: an engine core is gone, and is not replaced.
+            InvalidRequestError: there is no such rank.
+            UnavailableError: it is not up, or none is.
         """
         self._raise_if_dead()
-        route = self._choose_route(request, session, follows)
-        engine = self.engines[route.rank]
         if request.client_index != self._client_index:
             request = msgspec.structs.replace(request, client_index=self._client_index)
-        stream = RequestStream(request.request_id, self._abort_one, wakeup, timeline, route)
-        stream.timeline.engine_index = engine.index
-        try:
-            self._send(engine.index, RequestType.ADD, request)
-        except BaseException:
-            self.balancer.finish(route.rank)
-            raise
-        self._streams[request.request_id] = (stream, engine)
-        return stream
+        return self._dispatcher.dispatch(request, wakeup, timeline, session, follows)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Abort requests; their streams end with no further output. Unknown ids are ignored."""
-        for stream in self._forget(request_ids):
-            stream.is_finished = True
-            stream.wakeup.set()
+        self._dispatcher.abort(request_ids)
 
     def fail_all(self, error: RaywireError) -> None:
         """Abort everything; readers get `error`."""
-        for stream in self._forget(list(self._streams)):
-            stream.fail(error)
-
-    def _forget(self, request_ids: Iterable[str]) -> list[RequestStream]:
-        """Drop requests here and on their engine cores."""
-        streams: list[RequestStream] = []
-        by_engine: dict[int, list[str]] = {}
-        for request_id in request_ids:
-            entry = self._streams.pop(request_id, None)
-            if entry is not None:
-                self.balancer.finish(entry[1].index)
-                streams.append(entry[0])
-                by_engine.setdefault(entry[1].index, []).append(request_id)
-        for index, ids in by_engine.items():
-            # A core that is gone has nothing left to abort, and its death is reported elsewhere.
-            with contextlib.suppress(EngineDeadError):
-                self._send(index, RequestType.ABORT, ids)
-        return streams
+        self._dispatcher.abort_all(error)
 
     async def utility(
         self,
@@ -337,30 +332,16 @@ class EngineClient:
             UnavailableError: no answer in time.
         """
         self._raise_if_dead()
-        indices = range(len(self.engines)) if engine_index is None else [engine_index]
+        if engine_index is not None:
+            indices = [engine_index]
+        else:
+            indices = [each.index for each in self.engines if each.state != "lost"]
         results = await self._calls.call(indices, method, args, timeout_s)
         if method == "reset_prefix_cache":
             for index, is_reset in zip(indices, results, strict=True):
                 if is_reset:
                     self.balancer.forget_prefixes(index)
         return results
-
-    def _choose_route(
-        self, request: EngineCoreRequest, session: str | None, follows: Route | None
-    ) -> Route:
-        """Where `request` goes. From here on it counts as in flight there."""
-        if follows is not None:
-            self.balancer.add(follows.rank)
-            return follows
-        params, adapter = request.sampling_params, request.lora_request
-        # The engine core computes all of a prompt whose log probabilities are asked for.
-        is_cached = params is None or params.prompt_logprobs is None
-        return self.balancer.choose(
-            request.prompt_token_ids if is_cached else None,
-            session=session,
-            salt=(request.cache_salt, None if adapter is None else adapter.name),
-            pinned_rank=request.data_parallel_rank,
-        )
 
     def _send(self, index: int, kind: RequestType, message: object) -> None:
         """Send one message. Large arrays are not copied: they must stay as they are until sent."""
@@ -370,9 +351,6 @@ class EngineClient:
         if not self._sockets.send([engine.identity, kind.value, *self._encoder.encode(message)]):
             raise self._on_unreachable(engine)
 
-    def _abort_one(self, request_id: str) -> None:
-        self.abort((request_id,))
-
     # ------------------------------------------------------------------------------- incoming
 
     def _on_ready(self, frames: list[bytes]) -> None:
@@ -381,12 +359,20 @@ class EngineClient:
         try:
             is_news = self._registry.take_ready(identity, ready, self._now())
         except ConfigError as difference:
-            self._refusal = difference
-            self._starting.set()
+            self._refuse(ready, difference)
             return
         if is_news:
             cache_tokens = ready.kv_cache_size_tokens if ready.has_prefix_cache else 0
             self.balancer.mark_up(ready.engine_index, ready.block_size, cache_tokens)
+            self._starting.set()
+            self._dispatcher.settle()
+
+    def _refuse(self, ready: EngineReady, difference: ConfigError) -> None:
+        if self._outlives_deaths:
+            self._fence(ready.engine_index, ready.epoch)
+            self._on_gone(self.engines[ready.engine_index], str(difference), is_first=True)
+        else:
+            self._refusal = difference
             self._starting.set()
 
     def _on_output(self, frames: list[bytes]) -> None:
@@ -405,17 +391,7 @@ class EngineClient:
         if engine is None or engine.ready is None:  # READY travels on another socket
             return
         engine.last_seen = self._now()
-        streams, timestamp = self._streams, outputs.timestamp
-        for output in outputs.outputs:
-            entry = streams.get(output.request_id)
-            if entry is None:
-                continue  # aborted here while its output was on the way
-            if output.finish_reason is not None:
-                del streams[output.request_id]
-                self.balancer.finish(engine.index)
-            if output.details is not None and (prefill := output.details.prefill_stats) is not None:
-                self.balancer.correct(entry[0].route, prefill.num_cached_tokens)
-            entry[0].push(output, timestamp)
+        self._dispatcher.take(engine, outputs)
         if outputs.stats is not None:
             self.balancer.take_report(engine.index, outputs.stats)
             self.balancer.take_counters(engine.index, outputs.stats)
@@ -438,9 +414,46 @@ class EngineClient:
 
     def _on_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):
-            self._declare_dead(dead.engine_index, dead.cause)
+            self._on_gone(self.engines[dead.engine_index], dead.cause)
 
     # ----------------------------------------------------------------------------- life and death
+
+    def lose(self, engine_index: int, epoch: int, cause: str) -> None:
+        """Say that an incarnation of an engine core is gone, or has been given up: its requests go
+        on elsewhere. From any thread; once it is known, there is no effect."""
+        with self._lock:
+            loop = self._loop
+        if loop is None or _is_current(loop):
+            self._lose(engine_index, epoch, cause)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so do we
+                loop.call_soon_threadsafe(self._lose, engine_index, epoch, cause)
+
+    def _lose(self, engine_index: int, epoch: int, cause: str) -> bool:
+        """Returns whether it is news."""
+        if self.death is not None or self._is_closed:
+            return False
+        if not self._registry.give_up(engine_index, epoch):
+            return False
+        engine = self.engines[engine_index]
+        self.balancer.mark_down(engine.index)
+        self._calls.fail(UnavailableError(f"{engine.name} is being replaced"), engine.index)
+        num_moving = self._dispatcher.strand(engine)
+        logger.warning("%s epoch=%d is gone: %s", engine.name, epoch, cause)
+        num_waiting = self._dispatcher.settle()
+        if num_moving:
+            logger.info("its %d requests go on; %d wait for a rank", num_moving, num_waiting)
+        return True
+
+    def _fence(self, engine_index: int, epoch: int) -> None:
+        """Tell an incarnation that has been given up, and still speaks, that it has been."""
+        whose, now = (engine_index, epoch), self._now()
+        if not self._replaces_ranks or now - self._fenced_at.get(whose, -1e9) < _FENCE_INTERVAL_S:
+            return
+        self._fenced_at[whose] = now
+        identity = pack_identity(engine_index, epoch)
+        frames = self._encoder.encode(Fence(epoch))
+        self._sockets.send([identity, RequestType.FENCE.value, *frames])
 
     def mark_dead(self, engine_index: int | None, cause: str) -> None:
         """Say that an engine core is gone, or (None) another process that the server cannot live
@@ -472,10 +485,7 @@ class EngineClient:
             self.on_death(self.death, is_first)
 
     def _fail_all(self, error: RaywireError) -> None:
-        streams, self._streams = self._streams, {}
-        for stream, engine in streams.values():
-            self.balancer.finish(engine.index)
-            stream.fail(error)
+        self._dispatcher.drop_all(error)
         self._calls.fail(error)
 
     def _raise_if_dead(self) -> None:
@@ -489,9 +499,26 @@ class EngineClient:
         cause = "its connection is gone"
         if self._loop is not None:
             self._loop.call_later(
-                _UNREACHABLE_GRACE_S, self._declare_dead, engine.index, cause, True
+                _UNREACHABLE_GRACE_S, self._on_gone_since, engine, engine.epoch, cause
             )
         return EngineDeadError(engine.rank, cause)
+
+    def _on_gone_since(self, engine: EngineHandle, epoch: int, cause: str) -> None:
+        if engine.epoch == epoch:  # else its successor is expected already
+            self._on_gone(engine, cause, is_first=True)
+
+    @property
+    def _outlives_deaths(self) -> bool:
+        return self._replaces_ranks and self.ready_at > 0
+
+    def _on_gone(self, engine: EngineHandle, cause: str, is_first: bool = False) -> None:
+        """An engine core is gone, as the wire says."""
+        if not self._outlives_deaths:
+            self._declare_dead(engine.index, cause, is_first)
+            return
+        loss = Loss(engine.index, engine.epoch, cause, is_first)
+        if self._lose(loss.engine_index, loss.epoch, cause) and self.on_loss is not None:
+            self.on_loss(loss)
 
     def _check_heartbeats(self) -> None:
         loop = self._loop
@@ -509,7 +536,7 @@ class EngineClient:
         for engine in self.engines:
             if (cause := self._registry.why_hung(engine, self._now())) and self.death is None:
                 engine.state = "hung"
-                self._declare_dead(engine.index, cause, is_first=True)
+                self._on_gone(engine, cause, is_first=True)
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
     def _now(self) -> float:

@@ -5,7 +5,20 @@ from typing import Literal
 
 from engine.wire import EngineReady, Heartbeat, Phase
 
-EngineState = Literal["starting", "up", "hung", "dead"]
+EngineState = Literal["starting", "up", "hung", "dead", "lost"]
+"""lost: gone, and its successor is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The end of one incarnation of an engine core that others outlive."""
+
+    engine_index: int
+    epoch: int
+    """Which incarnation."""
+    cause: str
+    is_first: bool = False
+    """Whoever tells is the first to see it, so its cause has yet to be logged as the first."""
 
 
 @dataclass(slots=True)
@@ -22,6 +35,8 @@ class EngineHandle:
     """Loop time of its last message."""
     heartbeat: Heartbeat | None = None
     state: EngineState = "starting"
+    epoch: int = 0
+    """Incarnations before this one have been given up: what they say is stale."""
 
     @property
     def name(self) -> str:

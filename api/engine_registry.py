@@ -3,10 +3,12 @@ and times in, judgements out.
 
 They say READY and then send heartbeats, and both carry the epoch of the incarnation that speaks. A
 core that hangs is a dead core: one whose heartbeats stop, or whose step takes longer than any step
-may. Used by `engine_client`, which acts on it.
+may. One that has been given up stays so: what its incarnation says is stale, whatever it is. Used
+by `engine_client`, which acts on it.
 """
 
 import logging
+from collections.abc import Callable
 
 from api.engine_handle import EngineHandle
 from engine.errors import ConfigError, WireError
@@ -45,6 +47,8 @@ class EngineRegistry:
         self.step_limit_s = step_timeout_s + STEP_MARGIN_S
         self.num_stale_messages = 0
         """Messages of incarnations that have been replaced, dropped."""
+        self.on_stale: Callable[[int, int], None] = lambda index, epoch: None
+        """Called with whose they were."""
         self.expected: Fingerprint | None = None
         """What engine cores must be like; None: like each other."""
 
@@ -63,12 +67,12 @@ class EngineRegistry:
         if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
             raise WireError(f"READY of engine {ready.engine_index} came from engine {index}")
         engine = self.engines[index]
-        if engine.ready is not None and engine.ready.epoch >= epoch:
-            self.num_stale_messages += 1
+        if epoch < engine.epoch or (engine.ready is not None and engine.ready.epoch >= epoch):
+            self._drop_stale(index, epoch)
             return False
         if difference := self._difference(engine, ready.fingerprint):
             raise ConfigError(difference)
-        engine.identity, engine.ready = identity, ready
+        engine.identity, engine.ready, engine.epoch = identity, ready, epoch
         engine.state = "up"
         engine.heartbeat = None  # how long it has been loading is no step's age
         engine.last_seen = now
@@ -102,10 +106,21 @@ class EngineRegistry:
         if index >= len(self.engines):
             raise WireError(f"a message of unknown engine {index}")
         engine = self.engines[index]
-        if engine.ready is not None and engine.ready.epoch != epoch:
-            self.num_stale_messages += 1
+        if epoch < engine.epoch or (engine.ready is not None and engine.ready.epoch != epoch):
+            self._drop_stale(index, epoch)
             return None
         return engine
+
+    def give_up(self, index: int, epoch: int) -> bool:
+        """From now on that incarnation is stale, and all before it. Returns False where that is no
+        news."""
+        engine = self.engines[index]
+        if epoch < engine.epoch:
+            return False
+        engine.epoch = epoch + 1
+        engine.identity = engine.ready = engine.heartbeat = None
+        engine.state = "lost"
+        return True
 
     def give_new_chance(self, now: float) -> None:
         """Whoever listens was stopped or starved itself: nobody's silence counts so far."""
@@ -121,6 +136,10 @@ class EngineRegistry:
         if engine.heartbeat and engine.heartbeat.age_ms > self.step_limit_s * 1000:
             return f"hung: no progress; last seen in {engine.describe()}"
         return None
+
+    def _drop_stale(self, index: int, epoch: int) -> None:
+        self.num_stale_messages += 1
+        self.on_stale(index, epoch)
 
     def _difference(self, engine: EngineHandle, fingerprint: Fingerprint) -> str | None:
         ours = self.expected

@@ -194,9 +194,9 @@ class RequestRecord(Timeline):
         engine = self._engines[self.engine_index]
         if output.new_token_ids:
             engine.num_generation_tokens += len(output.new_token_ids) // _TOKEN_BYTES
-            if self.last_token_at is None:
+            if self.first_token_at is None:
                 engine.first_token.observe(time.monotonic() - self.arrived_at)
-            else:
+            elif self.last_token_at is not None:  # by the same engine core's clock
                 engine.gaps.observe(max(0.0, timestamp - self.last_token_at))
         if output.details is not None and (stats := output.details.prefill_stats) is not None:
             engine.num_prompt_tokens += stats.num_prompt_tokens

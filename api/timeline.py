@@ -10,7 +10,8 @@ be preempted any number of times:
 queue: all waiting, before the first step and after each preemption. prefill: running time up to the
 first token. decode: running time after it, which includes recomputing what a preemption threw away.
 The three add up to the time from QUEUED to the last token. All of them are differences of stamps of
-one clock, so neither a slow API server nor a second machine's clock can bend them.
+one clock, so neither a slow API server nor a second machine's clock can bend them. Where a request
+goes on at another engine core, the pause in between is in none of them.
 """
 
 from engine.wire import EngineCoreOutput, EventKind
@@ -63,6 +64,14 @@ class Timeline:
             if self.first_token_at is None:
                 self._on_first_token(timestamp)
             self.last_token_at = timestamp
+
+    def leave(self) -> None:
+        """Its engine core is gone. What comes next is stamped by another clock; what passes until
+        then is on neither and counts nowhere."""
+        self._decode_s = self.decode_s
+        self._is_waiting = True
+        self._mark = None
+        self.last_token_at = None
 
     def _on_event(self, kind: EventKind, timestamp: float) -> None:
         self._advance(timestamp)

@@ -17,13 +17,14 @@ from typing import assert_never
 
 from engine import utility
 from engine.core import EngineCore
-from engine.errors import ExecutorError, RequestFailedError
+from engine.errors import ExecutorError, FencedError, RequestFailedError
 from engine.inbox import (
     Abort,
     AbortQueue,
     Add,
     Call,
     ExecutorFailed,
+    Fenced,
     Inbox,
     Item,
     ThreadCrashed,
@@ -84,6 +85,7 @@ class CoreLoop:
 
         Raises:
             ExecutorError: the workers have failed.
+            FencedError: another incarnation of this rank takes its place.
             Exception: any other fault of the core, or of a thread of its process.
         """
         while not self._is_stopped:
@@ -114,6 +116,9 @@ class CoreLoop:
                     self._drain_aborts()  # no forward pass will, until there is work again
             case Call(call):
                 self._answer(call)
+            case Fenced(epoch):
+                if epoch >= self._epoch:
+                    raise FencedError(f"the server has given up epoch {epoch} of this rank")
             case ExecutorFailed(cause):
                 raise ExecutorError(cause)
             case ThreadCrashed(thread, error):

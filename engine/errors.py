@@ -11,6 +11,7 @@ RaywireError
     ├── WireError              bytes from a peer that break the protocol
     ├── UnavailableError       503, try again later: loading, draining, shedding
     ├── RequestFailedError     500, this request failed; others go on
+    ├── FencedError            this engine core has been given up and replaced
     ├── ExecutorError          the workers have failed; the engine core cannot go on
     └── EngineDeadError        503 engine_dead, for good: the server must be restarted
 
@@ -113,6 +114,10 @@ class ExecutorError(ServerError):
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
+
+
+class FencedError(ServerError):
+    """The server has given this engine core up: its requests are elsewhere, and it must end."""
 
 
 class EngineDeadError(ServerError):

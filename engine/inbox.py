@@ -1,6 +1,6 @@
 """What the core's main thread is told: the in-memory queue between the input thread and the loop.
 
-Four of the items come from a message of an API server, already decoded and prepared. The others
+Five of the items come from a message of an API server, already decoded and prepared. The others
 exist in this process only and are refused from a socket (`wire.FROM_SOCKET`).
 """
 
@@ -35,6 +35,12 @@ class Call(NamedTuple):
     call: UtilityCall
 
 
+class Fenced(NamedTuple):
+    """RequestType.FENCE, of our epoch or a later one."""
+
+    epoch: int
+
+
 class ExecutorFailed(NamedTuple):
     """RequestType.EXECUTOR_FAILED: the executor's monitor has seen a worker die."""
 
@@ -52,7 +58,7 @@ class ThreadCrashed(NamedTuple):
     error: BaseException
 
 
-Item: TypeAlias = Add | Abort | Wave | Call | ExecutorFailed | Wakeup | ThreadCrashed
+Item: TypeAlias = Add | Abort | Wave | Call | Fenced | ExecutorFailed | Wakeup | ThreadCrashed
 
 # SimpleQueue: its `get` sleeps in the kernel, and its `put` is safe inside a signal handler.
 Inbox: TypeAlias = SimpleQueue[Item]

@@ -25,7 +25,7 @@ from engine.curve import CurveLink
 from engine.errors import RaywireError, RequestError, RequestFailedError, WireError
 from engine.grammar.compiler import Compiler
 from engine.grammar.station import Station
-from engine.inbox import Abort, AbortQueue, Add, Call, Inbox, Wave
+from engine.inbox import Abort, AbortQueue, Add, Call, Fenced, Inbox, Wave
 from engine.request import Request
 from engine.sockets import BURST, connect_socket, has_message
 from engine.thinning import ThinnedCount
@@ -35,6 +35,7 @@ from engine.wire import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
+    Fence,
     FinishReason,
     OutputDetails,
     RequestId,
@@ -119,6 +120,7 @@ class InputThread:
         self._decode_abort = codec.Decoder[list[str]](RequestIds).decode
         self._decode_wave = codec.Decoder[StartWave](StartWave).decode
         self._decode_call = codec.Decoder[UtilityCall](UtilityCall).decode
+        self._decode_fence = codec.Decoder[Fence](Fence).decode
         self._decode_named = codec.Decoder[_Named](_Named).decode
         self._thread = threading.Thread(target=self._run, name="input", daemon=True)
 
@@ -196,6 +198,8 @@ class InputThread:
                 self._inbox.put(Call(call))
             case RequestType.START_DP_WAVE:
                 self._inbox.put(Wave(self._decode_wave(body)))
+            case RequestType.FENCE:
+                self._inbox.put(Fenced(self._decode_fence(body).epoch))
 
     def _check_sender(self, client_index: int, kind: RequestType) -> None:
         if self._coordinator_index is None:

@@ -35,7 +35,7 @@ from engine.config import EngineConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
 from engine.curve import CurveKeys, CurveLink
-from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, ExecutorError, FencedError
 from engine.executor import Executor, StartExecutor
 from engine.grammar.compiler import Compiler
 from engine.inbox import AbortQueue, ExecutorFailed, Inbox, ThreadCrashed
@@ -124,6 +124,9 @@ class EngineProcess:
             cause, exit_code = str(error), EXIT_CONFIG
         except ExecutorError as error:
             cause, exit_code = error.cause, EXIT_FAILED  # the executor has logged the first cause
+        except FencedError as error:
+            cause, exit_code = str(error), EXIT_FAILED
+            logger.warning("ending: %s", cause)
         except Exception as error:
             cause, exit_code = f"{type(error).__name__}: {error}", EXIT_FAILED
             logger.exception("first cause: the engine core has failed: %s", cause)

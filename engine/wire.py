@@ -54,13 +54,20 @@ class RequestType(bytes, enum.Enum):
     ABORT = b"\x01"
     START_DP_WAVE = b"\x02"
     UTILITY = b"\x03"
+    FENCE = b"\x06"
     # In-process only: on the core's own queue. From a socket they are counted and dropped.
     EXECUTOR_FAILED = b"\x04"
     WAKEUP = b"\x05"
 
 
 FROM_SOCKET = frozenset(
-    {RequestType.ADD, RequestType.ABORT, RequestType.START_DP_WAVE, RequestType.UTILITY}
+    {
+        RequestType.ADD,
+        RequestType.ABORT,
+        RequestType.START_DP_WAVE,
+        RequestType.UTILITY,
+        RequestType.FENCE,
+    }
 )
 
 
@@ -185,6 +192,13 @@ class UtilityCall(Message, frozen=True):
     method: Name
     args: msgspec.Raw
     """A msgpack array; its types are the method's (`engine/utility.py`)."""
+
+
+class Fence(Message, frozen=True):
+    """FENCE: the engine core that speaks under this epoch, or an earlier one, has been given up and
+    its requests are elsewhere: nothing that it says counts, and it ends itself."""
+
+    epoch: Epoch
 
 
 # ------------------------------------------------------------------------- from the engine core

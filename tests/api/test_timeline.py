@@ -48,6 +48,19 @@ def test_preemption_during_prefill_does_not_lengthen_prefill() -> None:
     assert (timeline.queue_s, timeline.prefill_s, timeline.decode_s) == (6.0, 4.0, 0.0)
 
 
+def test_another_cores_clock_bends_no_time() -> None:
+    """What passes between the last word of one and the first of the other counts nowhere."""
+    timeline = Timeline()
+
+    timeline.update(output((QUEUED, 100.0), (SCHEDULED, 101.0), num_tokens=1), 103.0)
+    timeline.update(output(num_tokens=1), 104.0)
+    timeline.leave()
+    timeline.update(output((QUEUED, 5.0), (SCHEDULED, 6.0), num_tokens=1), 9.0)
+    timeline.update(output(num_tokens=1), 10.0)
+
+    assert (timeline.queue_s, timeline.prefill_s, timeline.decode_s) == (2.0, 2.0, 5.0)
+
+
 @pytest.mark.parametrize("num_preemptions", [0, 1, 3])
 def test_the_three_times_add_up(num_preemptions: int) -> None:
     """From QUEUED to the last token, whatever happened in between."""

@@ -14,8 +14,18 @@ from engine import core_loop, utility
 from engine.config import EngineConfig, ModelConfig, SchedulerConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
-from engine.errors import ExecutorError
-from engine.inbox import Abort, AbortQueue, Add, Call, ExecutorFailed, Item, ThreadCrashed, Wave
+from engine.errors import ExecutorError, FencedError
+from engine.inbox import (
+    Abort,
+    AbortQueue,
+    Add,
+    Call,
+    ExecutorFailed,
+    Fenced,
+    Item,
+    ThreadCrashed,
+    Wave,
+)
 from engine.wire import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -184,6 +194,12 @@ def test_a_failed_executor_ends_the_loop_with_its_cause() -> None:
     """What the monitor has seen comes out as ExecutorError."""
     with pytest.raises(ExecutorError, match="worker 3 died"):
         Harness().run(ExecutorFailed("worker 3 died"))
+
+
+def test_a_core_that_has_been_given_up_ends() -> None:
+    """A word about an earlier incarnation is not for it."""
+    with pytest.raises(FencedError, match="epoch 5"):
+        Harness().run(Fenced(4), Fenced(5))
 
 
 def test_a_crashed_thread_ends_the_loop_with_its_error() -> None:

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from engine.grammar.compiler import Compiler
-from engine.inbox import Abort, Add, Call, Inbox, Wave
+from engine.inbox import Abort, Add, Call, Fenced, Inbox, Wave
 from engine.input_thread import InputThread
 from engine.output_thread import OutputThread, Progress
 from engine.thinning import ThinnedCount
@@ -24,6 +24,7 @@ from engine.wire import (
     EngineCoreRequest,
     EngineDead,
     EngineReady,
+    Fence,
     Fingerprint,
     FinishReason,
     Heartbeat,
@@ -171,16 +172,17 @@ def test_a_thread_that_cannot_say_ready_leaves_no_socket_open(tmp_path: Path) ->
 
 
 def test_each_message_becomes_an_item_in_the_order_it_came() -> None:
-    """The four types that travel; an abort is on the second queue as well."""
+    """The five types that travel; an abort is on the second queue as well."""
     with context_and_peer() as (context, peer):
         threads = Input(context, peer)
         peer.add("a")
         peer.abort("a", "b")
         peer.send_message(RequestType.UTILITY, make_call(0, 1, "statistics", ()))
         peer.send_message(RequestType.START_DP_WAVE, StartWave(4))
-        items = [threads.inbox.get(timeout=10.0) for _ in range(4)]
+        peer.send_message(RequestType.FENCE, Fence(4))
+        items = [threads.inbox.get(timeout=10.0) for _ in range(5)]
 
-    assert [type(item) for item in items] == [Add, Abort, Call, Wave]
+    assert [type(item) for item in items] == [Add, Abort, Call, Wave, Fenced]
     assert items[1] == Abort(["a", "b"])
     assert threads.aborts.get_nowait() == ["a", "b"]
     assert threads.crashes.empty()

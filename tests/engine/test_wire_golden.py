@@ -20,6 +20,7 @@ from engine.wire import (
     EngineLoad,
     EngineReady,
     EventKind,
+    Fence,
     Fingerprint,
     FinishReason,
     FirstRequest,
@@ -138,6 +139,7 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBu
         "6e74a17493a33c75349101c40408000000",
     ),
     (StartWave(2, 1), "920201"),
+    (Fence(3), "9103"),
     (
         UtilityCall(0, 9, "profile", msgspec.Raw(msgspec.msgpack.encode((True, "d")))),
         "940009a770726f66696c6592c3a164",
@@ -219,6 +221,7 @@ TYPE_BYTES = {
     RequestType.UTILITY: "03",
     RequestType.EXECUTOR_FAILED: "04",
     RequestType.WAKEUP: "05",
+    RequestType.FENCE: "06",
     OutputType.OUTPUTS: "00",
     OutputType.HEARTBEAT: "01",
     OutputType.DEAD: "02",

@@ -28,6 +28,7 @@ from engine.wire import (
     EngineDead,
     EngineReady,
     EventKind,
+    Fence,
     Fingerprint,
     FinishReason,
     Heartbeat,
@@ -96,6 +97,7 @@ class FakeEngine:
         self.received: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.calls: list[UtilityCall] = []
+        self.fences: list[Fence] = []
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.running: dict[str, Iterator[int | FinishReason]] = {}
@@ -213,7 +215,11 @@ class FakeEngine:
                 self.received.append(request)
                 self.num_prompt_tokens += len(request.prompt_token_ids)
                 self._requests[request.request_id] = request
-                self.running[request.request_id] = iter(self.answer(request))
+                given = request.output_token_ids
+                num_given = 0 if given is None else len(given)
+                self._num_outputs[request.request_id] = num_given
+                tokens = itertools.islice(self.answer(request), num_given, None)
+                self.running[request.request_id] = tokens
             case RequestType.ABORT:
                 for request_id in codec.Decoder[list[str]](list[str]).decode(body):
                     self.aborted.append(request_id)
@@ -228,6 +234,8 @@ class FakeEngine:
                         self.index, self.epoch, utility=utility.answer(call, self)
                     )
                     self._send(OutputType.OUTPUTS, answer)
+            case RequestType.FENCE:
+                self.fences.append(codec.Decoder[Fence](Fence).decode(body))
             case _:
                 raise AssertionError(f"unexpected {kind!r}")
 
@@ -240,7 +248,9 @@ class FakeEngine:
         params = request.sampling_params
         assert params is not None
         token = next(self.running[request_id], FinishReason.STOP)
-        count = self._num_outputs[request_id] = self._num_outputs.get(request_id, 0) + 1
+        count = self._num_outputs[request_id] = self._num_outputs[request_id] + 1
+        given = request.output_token_ids
+        is_first = count == 1 + (0 if given is None else len(given))
         finish = token if isinstance(token, FinishReason) else None
         if token == END or token in params.stop_token_ids:
             finish = FinishReason.STOP
@@ -254,7 +264,7 @@ class FakeEngine:
             codec.pack_tokens(tokens),
             finish,
             token if token in params.stop_token_ids else None,
-            self._details(request, tokens, count == 1, finish),
+            self._details(request, tokens, is_first, finish),
         )
 
     def _details(
