@@ -81,7 +81,7 @@ class ApiServers:
         """Wakes `run`."""
         self._num_loaded = 0
         self._first_loaded_at = 0.0
-        self._supervisor = Supervisor(self._on_child_death, lambda _: self._is_over)
+        self._supervisor = Supervisor(self._on_child_death, lambda *_: self._is_over)
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
         self._metrics = MetricsHub(self._channels)
@@ -251,5 +251,5 @@ class ApiServers:
     def _is_over(self) -> bool:
         return self.death is not None or self._refusal is not None
 
-    def _on_child_death(self, index: int, cause: str) -> None:
+    def _on_child_death(self, index: int, epoch: int, cause: str) -> None:
         self.mark_dead(None, cause)

@@ -34,6 +34,7 @@ from workers.supported import SCRIPTED
 
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
+OnDeath = Literal["exit", "replace"]
 
 
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
@@ -295,6 +296,10 @@ class ServeConfig:
     wire_port_range: tuple[int, int] | None = None
     """First and last port that wires over TCP may bind, for sites with firewalls; None: any."""
 
+    on_engine_death: OnDeath = "exit"
+    """Whether the death of an engine ends the server, or the others go on, continue its streams,
+    and it is started anew."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be from 0 to 65535, not {self.port}")
@@ -306,6 +311,11 @@ class ServeConfig:
             raise ConfigError(
                 f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"
                 f" {self.max_stored_responses}"
+            )
+        if self.on_engine_death == "replace" and self.backend == "ray" and not self.is_hybrid:
+            raise ConfigError(
+                "--on-engine-death replace is for engines of this machine so far; it does not go"
+                " with --data-parallel-backend ray"
             )
         check_override(self.override_generation_config or {})
         self._check_web()

@@ -2,6 +2,7 @@
 back end.
 
     place  -->  (launch binds the wires)  -->  start_coordinator  -->  start  -->  watch  -->  close
+                                                                                     `-> restart, …
 
 `local_engines` runs them as child processes (`--data-parallel-backend mp`), `ray_engines` as actors
 on the nodes of a cluster. API servers are not part of it: they always run where the command does.
@@ -30,10 +31,14 @@ class Reach:
 
 
 class EngineGroup(Protocol):
-    """Engine cores that start together, live together and end together.
+    """Engine cores that start together and end together. In between each lives with all, or, with
+    `--on-engine-death replace`, apart: then a dead one is followed by another of a higher epoch.
 
-    Made with a callback `on_death(index, cause)`, which is called once per dead core from a thread
-    of the group's own; index None is the coordinator.
+    Made with two callbacks. `on_death(index, epoch, cause)` is called once per dead incarnation,
+    from a thread of the group's own; index None is the coordinator. `has_said_why(index, epoch)`
+    tells whether the cause of its end is in the log already, by its own last words or because
+    nobody waits for it any more; where it is not, the group logs it as the first cause. The first
+    incarnation has epoch 0.
     """
 
     def place(self, model: ResolvedModel) -> Reach:
@@ -87,6 +92,27 @@ class EngineGroup(Protocol):
         """Begin to watch. Apart from `start`: with fork, no thread may run before."""
         ...
 
+    def restart(self, engine_index: int, epoch: int) -> None:
+        """Start an engine core anew under a higher epoch, and watch it. What is left of the one
+        before, workers included, is ended first: that it hangs, or cannot be reached, is no reason
+        to wait for it. Returns when the new one exists, long before it is ready. After `watch`, in
+        a thread that may wait for room elsewhere; never twice at a time for one index.
+
+        Raises:
+            ConfigError: there will be no room for it.
+            ServerError: closed meanwhile, or it could not be started; to be tried again later.
+        """
+        ...
+
+    def restart_coordinator(self, epoch: int) -> None:
+        """The same for the coordinator, at the addresses where the one before had bound. Engine
+        cores and API servers find it by themselves.
+
+        Raises:
+            ServerError: closed meanwhile, or it could not be started.
+        """
+        ...
+
     def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """End all of them: ask, wait, kill; give back what was reserved. Idempotent.
 
@@ -98,5 +124,5 @@ class EngineGroup(Protocol):
 
     @property
     def exit_codes(self) -> Sequence[int | None]:
-        """Of the engine cores, by rank; None while one runs."""
+        """Of the latest engine cores, by rank; None while one runs."""
         ...

@@ -231,7 +231,11 @@ def _make_front(
 
 def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
     back_end = RayEngines if config.backend == "ray" else LocalEngines
-    return back_end(config, front.mark_dead, lambda: front.death is not None)
+    return back_end(
+        config,
+        lambda index, _, cause: front.mark_dead(index, cause),
+        lambda *_: front.death is not None,
+    )
 
 
 def warn_about_cores(topology: Topology) -> None:

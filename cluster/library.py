@@ -58,7 +58,10 @@ class Engines:
         wires = WireBinder(folder).api_server()
         self.client = EngineClient(step_timeout_s=variables.execute_model_timeout_s)
         client = self.client
-        self._supervisor = Supervisor(client.mark_dead, lambda _: client.death is not None)
+        self._supervisor = Supervisor(
+            lambda index, _, cause: client.mark_dead(index, cause),
+            lambda *_: client.death is not None,
+        )
         self._folder = folder
         end = here_only(_end_engines)
         self.close = weakref.finalize(self, end, self._supervisor, client, folder)

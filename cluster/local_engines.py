@@ -3,6 +3,7 @@
 Implements `engine_group.EngineGroup`. The coordinator, where there is one, is a child as well.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from cluster import local_node
@@ -21,13 +22,15 @@ from workers.executor import start_executor
 from workers.supported import SCRIPTED
 
 
-def engine_child(config: EngineConfig) -> Child:
+def engine_child(config: EngineConfig, *, leads_group: bool = False) -> Child:
     """One engine core as a process to start."""
     return Child(
         kind="engine core",
         title=f"EngineCore_DP{config.parallel.data_parallel_rank}",
         main=engine_main,
         arguments=(config, start_executor),
+        epoch=config.wire.epoch,
+        leads_group=leads_group,
     )
 
 
@@ -36,21 +39,25 @@ class LocalEngines:
 
     Args:
         config: what was asked for.
-        on_death: called once per dead core with its index and the cause, from a thread.
-        has_said_why: whether the first cause of the server's end is in the log already.
+        on_death, has_said_why: see `engine_group.EngineGroup`.
     """
 
     def __init__(
         self,
         config: ServeConfig,
-        on_death: Callable[[int | None, str], None],
-        has_said_why: Callable[[], bool],
+        on_death: Callable[[int | None, int, str], None],
+        has_said_why: Callable[[int | None, int], bool],
     ) -> None:
         self._config = config
-        self._on_death = on_death
-        self._supervisor = Supervisor(self._on_child_death, lambda _: has_said_why())
-        self._num_coordinators = 0
+        self._replaces = config.on_engine_death == "replace"
+        self._supervisor = Supervisor(
+            lambda number, epoch, cause: on_death(self._index(number), epoch, cause),
+            lambda number, epoch: has_said_why(self._index(number), epoch),
+            are_deaths_apart=self._replaces,
+        )
+        self._coordinators: list[Child] = []
         """Children that come before the engine cores."""
+        self._engines: list[EngineConfig] = []
 
     def place(self, model: ResolvedModel) -> Reach:
         """All ranks of this server run here. Too few GPUs show now, not when workers have loaded
@@ -90,7 +97,7 @@ class LocalEngines:
             arguments=(config,),
         )
         self._supervisor.start([child], "spawn")
-        self._num_coordinators = 1
+        self._coordinators.append(child)
         wires.close()
         return wires.addresses
 
@@ -103,10 +110,23 @@ class LocalEngines:
     ) -> None:
         # Nothing here waits: each core counts the whole --startup-timeout for itself.
         config = self._config
-        configs = config.engine.engine_configs(
+        self._engines = config.engine.engine_configs(
             model, wire, config.environment, config.log_level, config.ranks
         )
-        self._supervisor.start([engine_child(each) for each in configs], "spawn")
+        self._supervisor.start([self._child(each) for each in self._engines], "spawn")
+
+    def _child(self, config: EngineConfig) -> Child:
+        return engine_child(config, leads_group=self._replaces)
+
+    def restart(self, engine_index: int, epoch: int) -> None:
+        first = self._engines[engine_index]
+        config = dataclasses.replace(first, wire=dataclasses.replace(first.wire, epoch=epoch))
+        number = len(self._coordinators) + engine_index
+        self._supervisor.restart(number, self._child(config), "spawn")
+
+    def restart_coordinator(self, epoch: int) -> None:
+        [child] = self._coordinators
+        self._supervisor.restart(0, dataclasses.replace(child, epoch=epoch), "spawn")
 
     def watch(self) -> None:
         self._supervisor.watch()
@@ -116,8 +136,9 @@ class LocalEngines:
 
     @property
     def exit_codes(self) -> list[int | None]:
-        return self._supervisor.exit_codes[self._num_coordinators :]
+        return self._supervisor.exit_codes[len(self._coordinators) :]
 
-    def _on_child_death(self, index: int, cause: str) -> None:
-        is_coordinator = index < self._num_coordinators
-        self._on_death(None if is_coordinator else index - self._num_coordinators, cause)
+    def _index(self, number: int) -> int | None:
+        """Which engine core a child is; None is the coordinator."""
+        index = number - len(self._coordinators)
+        return None if index < 0 else index

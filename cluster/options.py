@@ -121,6 +121,13 @@ DATA_PARALLEL_OPTIONS = [
         type=PortRange(),
         help="TCP ports of the wires between nodes. Unless given, the kernel chooses.",
     ),
+    _option(
+        "Data parallelism",
+        "--on-engine-death",
+        type=click.Choice(["exit", "replace"]),
+        help="When an engine dies or hangs: end the server, or start that engine anew while the"
+        " others go on with its requests.",
+    ),
 ]
 
 

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cluster.actors import (
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
 """How long a core's message that says why it ends may take after its end."""
 
+_EPOCH = 0
+"""Of all: none is replaced so far."""
+
 _END_S = 12.0
 """How long it may take with everything, beside the patience that actors are due."""
 
@@ -56,16 +60,14 @@ class RayEngines:
 
     Args:
         config: what was asked for.
-        on_death: called once per dead core with its index and the cause, from a thread; None is
-            the coordinator.
-        has_said_why: whether the first cause of the server's end is in the log already.
+        on_death, has_said_why: see `engine_group.EngineGroup`.
     """
 
     def __init__(
         self,
         config: ServeConfig,
-        on_death: Callable[[int | None, str], None],
-        has_said_why: Callable[[], bool],
+        on_death: Callable[[int | None, int, str], None],
+        has_said_why: Callable[[int | None, int], bool],
     ) -> None:
         self._config = config
         self._on_death = on_death
@@ -245,22 +247,29 @@ class RayEngines:
         if self._lease.is_closed:
             return
         if end.exit_code == EXIT_CONFIG and end.cause is not None:
-            self._on_death(actor.index, end.cause)
+            self._on_death(actor.index, _EPOCH, end.cause)
             return
         line = f"{actor} {end.cause or describe_exit(end.exit_code)}"
         # What ended without a word may not be the first: a node takes all its ranks with it.
-        if self._last_words_arrive() if end.cause is None else self._has_said_why():
+        has_said_why = partial(self._has_said_why, actor.index, _EPOCH)
+        if self._last_words_arrive(has_said_why) if end.cause is None else has_said_why():
             logger.info("%s; the first cause is logged above", line)
         else:
             logger.error("first cause: %s", line)
-        self._on_death(actor.index, line)
+        self._on_death(actor.index, _EPOCH, line)
 
-    def _last_words_arrive(self) -> bool:
+    def _last_words_arrive(self, has_said_why: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + _LAST_WORDS_S
-        while not self._has_said_why():
+        while not has_said_why():
             if time.monotonic() >= deadline or self._lease.wait_closed(0.01):
-                return self._has_said_why()
+                return has_said_why()
         return True
+
+    def restart(self, engine_index: int, epoch: int) -> None:
+        raise NotImplementedError("no --on-engine-death replace on a Ray cluster")
+
+    def restart_coordinator(self, epoch: int) -> None:
+        raise NotImplementedError("no --on-engine-death replace on a Ray cluster")
 
     @property
     def exit_codes(self) -> list[int | None]:

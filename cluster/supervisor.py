@@ -4,6 +4,9 @@ Used for engine cores and the coordinator (`local_engines`, `library`) and for A
 (`api_servers`). A thread waits on the children's sentinels; what a death means is decided by
 `judge`, which is pure. Workers are not watched here: they are their engine core's children, and its
 executor reports them.
+
+A child that has ended, or is to end, can be followed by another under its number (`restart`). Which
+of them is meant says the epoch.
 """
 
 import logging
@@ -18,6 +21,7 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from cluster.environment import StartMethod
+from cluster.process_group import end_group, lead_group
 from engine.errors import ServerError
 from engine.lifecycle import (
     ask_to_end,
@@ -30,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2.0
 """How long a child's message that says why it ends may take after its process is gone."""
+
+_KILL_S = 5.0
+"""How long a child that is killed may take to be gone."""
+
+_STOP, _LOOK_AGAIN = b"stop", b"look again"
+"""What is said to the watching thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,13 @@ class Child:
 
     arguments: tuple[object, ...]
 
+    epoch: int = 0
+    """Incarnation: a restarted child has a higher one."""
+
+    leads_group: bool = False
+    """Whether it has a process group of its own, so that what it has started can be ended with
+    it."""
+
 
 def judge(child: Child, pid: int | None, exit_code: int | None) -> tuple[bool, str]:
     """Decide what the end of a child means.
@@ -62,17 +79,24 @@ class Supervisor:
     """Children of one server on this node, numbered in the order of their start.
 
     Args:
-        on_death: called once per dead child, from the watching thread, with its number and the
-            cause.
-        has_said_why: whether the first cause is in the log already: by a child's own last words, or
-            because another has died before.
+        on_death: called once per dead child, from the watching thread, with its number, its epoch
+            and the cause.
+        has_said_why: whether the first cause of that child's end is in the log already: by its own
+            last words, or because another has died before.
+        are_deaths_apart: whether children outlive each other, so that each death has a first cause
+            of its own.
     """
 
     def __init__(
-        self, on_death: Callable[[int, str], None], has_said_why: Callable[[int], bool]
+        self,
+        on_death: Callable[[int, int, str], None],
+        has_said_why: Callable[[int, int], bool],
+        *,
+        are_deaths_apart: bool = False,
     ) -> None:
         self._on_death = on_death
         self._has_said_why = has_said_why
+        self._are_deaths_apart = are_deaths_apart
         self._lock = threading.Lock()
         self._is_closed = False
         self._children: list[Child] = []
@@ -98,25 +122,41 @@ class Supervisor:
         Raises:
             ServerError: closed meanwhile; nothing has been started.
         """
-        make_process = _process_classes()[method]
         with self._lock:
             if self._is_closed:
                 raise ServerError("stopped before its processes were started")
-            started = [
-                make_process(
-                    target=child.main if method == "spawn" else _without_main_module(child.main),
-                    args=child.arguments,
-                    name=child.title,
-                )
-                for child in children
-            ]
+            started = [_make_process(child, method) for child in children]
             self._children.extend(children)
             self._processes.extend(started)
-            if method == "spawn":
-                resource_tracker.ensure_running()  # started later, it would clear the mask
-            with group_signals_held_back():
-                for process in started:
-                    process.start()
+            _start(started, method)
+
+    def restart(self, index: int, child: Child, method: StartMethod) -> None:
+        """Start a child in the place of an earlier one, of which nothing is left then: it is killed
+        if it still runs, with its group if it leads one. After `watch`; from any thread.
+
+        Raises:
+            ServerError: closed meanwhile, or what is left of the earlier one survives SIGKILL.
+        """
+        self._end_for_good(self._children[index], self._processes[index])
+        with self._lock:
+            if self._is_closed:
+                raise ServerError("stopped before its processes were started")
+            process = _make_process(child, method)
+            self._children[index], self._processes[index] = child, process
+            _start([process], method)
+        self._wake_writer.send_bytes(_LOOK_AGAIN)
+
+    def _end_for_good(self, child: Child, process: BaseProcess) -> None:
+        survivors = []
+        if child.leads_group and process.pid is not None:
+            survivors = end_group(process.pid, _KILL_S)
+        process.kill()
+        process.join(_KILL_S)
+        if survivors or process.is_alive():
+            raise ServerError(
+                f"{child.kind} {child.title} cannot be replaced: it survives SIGKILL"
+                f" pids={survivors or [process.pid]}"
+            )
 
     def watch(self) -> None:
         """Begin to watch. Apart from `start`: with fork, no thread may run before."""
@@ -127,7 +167,7 @@ class Supervisor:
         """From now on an end is in order. Nothing can be started any more. Idempotent."""
         with self._lock:
             self._is_closed = True
-        self._wake_writer.send_bytes(b"stop")  # closing it would not do: a fork has a copy
+        self._wake_writer.send_bytes(_STOP)  # closing it would not do: a fork has a copy
         if self._watcher is not None:
             self._watcher.join(_LAST_WORDS_S + 1.0)
 
@@ -160,47 +200,72 @@ class Supervisor:
         end_processes(started, timeout_s=5.0)
 
     def _watch(self) -> None:
-        watched = {process.sentinel: i for i, process in enumerate(self._processes)}
-        while watched:
+        reported: set[BaseProcess] = set()
+        while True:
+            with self._lock:
+                both = zip(self._children, self._processes, strict=True)
+                watched = {
+                    process.sentinel: (index, child, process)
+                    for index, (child, process) in enumerate(both)
+                    if process not in reported
+                }
             ready = connection.wait([*watched, self._wake_reader])
-            if self._wake_reader in ready:
+            if self._wake_reader in ready and self._wake_reader.recv_bytes() == _STOP:
                 return
-            for sentinel in ready:
-                assert isinstance(sentinel, int)
-                self._report(watched.pop(sentinel))
+            for index, child, process in (watched[s] for s in ready if isinstance(s, int)):
+                reported.add(process)
+                self._report(index, child, process)
 
-    def _report(self, index: int) -> None:
-        process = self._processes[index]
+    def _report(self, index: int, child: Child, process: BaseProcess) -> None:
         process.join()
-        may_have_spoken, line = judge(self._children[index], process.pid, process.exitcode)
+        may_have_spoken, line = judge(child, process.pid, process.exitcode)
         if (
             self._has_told
-            or self._has_said_why(index)
-            or (may_have_spoken and self._last_words_arrive(index))
+            or self._has_said_why(index, child.epoch)
+            or (may_have_spoken and self._last_words_arrive(index, child.epoch))
         ):
             logger.info("%s; its cause is logged above", line)
         else:
-            self._has_told = True
+            self._has_told = not self._are_deaths_apart
             logger.error("first cause: %s", line)
-        self._on_death(index, line)
+        self._on_death(index, child.epoch, line)
 
     def _alive(self) -> str:
         return ", ".join(p.name for p in self._processes if p.is_alive())
 
-    def _last_words_arrive(self, index: int) -> bool:
+    def _last_words_arrive(self, index: int, epoch: int) -> bool:
         deadline = time.monotonic() + _LAST_WORDS_S
-        while not self._has_said_why(index):
+        while not self._has_said_why(index, epoch):
             if time.monotonic() >= deadline or self._is_closed:
-                return self._has_said_why(index)
+                return self._has_said_why(index, epoch)
             time.sleep(0.01)
         return True
 
 
-def _process_classes() -> dict[StartMethod, Callable[..., BaseProcess]]:
-    return {
+def _make_process(child: Child, method: StartMethod) -> BaseProcess:
+    classes: dict[StartMethod, Callable[..., BaseProcess]] = {
         "fork": multiprocessing.get_context("fork").Process,
         "spawn": multiprocessing.get_context("spawn").Process,
     }
+    main, arguments = child.main, child.arguments
+    if child.leads_group:
+        main, arguments = _lead_group_and_run, (main, *arguments)
+    if method == "fork":
+        main = _without_main_module(main)
+    return classes[method](target=main, args=arguments, name=child.title)
+
+
+def _start(processes: Sequence[BaseProcess], method: StartMethod) -> None:
+    if method == "spawn":
+        resource_tracker.ensure_running()  # started later, it would clear the mask
+    with group_signals_held_back():
+        for process in processes:
+            process.start()
+
+
+def _lead_group_and_run(main: Callable[..., object], *arguments: object) -> None:
+    lead_group()
+    main(*arguments)
 
 
 def _without_main_module(main: Callable[..., object]) -> Callable[..., None]:

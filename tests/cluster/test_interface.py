@@ -23,8 +23,8 @@ _OF_A_SERVER = """
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching --no-return-tokens-as-token-ids
     --no-trust-request-chat-template
-    --num-gpu-blocks-override --override-generation-config --pipeline-parallel-size
-    --placement-timeout --port --quantization
+    --num-gpu-blocks-override --on-engine-death --override-generation-config
+    --pipeline-parallel-size --placement-timeout --port --quantization
     --ray-address --reasoning-parser --return-tokens-as-token-ids --root-path --scheduling-policy
     --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
     --tool-call-parser --trust-request-chat-template --wire-port-range -dp -pp -tp

@@ -19,7 +19,7 @@ def place(
     gpus = [Path(f"/proc/driver/nvidia/gpus/{i}") for i in range(num_gpus)]
     monkeypatch.setattr(local_node, "_driver_entries", lambda: gpus)
     config = ServeConfig(engine=EngineOptions(model="m", **options), data_parallel_backend="mp")
-    engines = LocalEngines(config, lambda *_: None, lambda: False)
+    engines = LocalEngines(config, lambda *_: None, lambda *_: False)
     return engines.place(ResolvedModel(name="m", path=Path("m"), model_type=model_type))
 
 

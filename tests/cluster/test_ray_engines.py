@@ -225,16 +225,16 @@ def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Both deaths are reported, and the log has one cause."""
-    deaths: list[tuple[int | None, str]] = []
+    deaths: list[tuple[int | None, int, str]] = []
     config = ServeConfig(engine=EngineOptions(model="scripted"))
-    engines = RayEngines(config, lambda *death: deaths.append(death), lambda: bool(deaths))
+    engines = RayEngines(config, lambda *death: deaths.append(death), lambda *_: bool(deaths))
     caplog.set_level(logging.INFO)
 
     for index in range(2):
         actor = make_actor(index, pid=7)
         engines._report(actor, End(exit_code=EXIT_FAILED, cause="died: node has died"))
 
-    assert [index for index, _ in deaths] == [0, 1]
+    assert [index for index, _, _ in deaths] == [0, 1]
     [cause] = [r.getMessage() for r in caplog.records if "first cause:" in r.getMessage()]
     assert cause == (
         "first cause: engine core EngineCore_DP0 node=aa (10.0.0.1) pid=7 died: node has died"

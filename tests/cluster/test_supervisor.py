@@ -3,13 +3,16 @@
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from cluster.process_group import group_members
 from cluster.supervisor import Child, Supervisor, judge
 from engine.errors import ServerError
 from engine.lifecycle import STOP_SIGNAL
@@ -32,8 +35,16 @@ def fail() -> None:
     raise SystemExit(3)
 
 
-def core(main: Callable[[], None], index: int = 0) -> Child:
-    return Child(kind="engine core", title=f"EngineCore_DP{index}", main=main, arguments=())
+def start_a_sleeper_and_sleep() -> None:
+    """A child with a worker that would outlive it."""
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+
+
+def core(main: Callable[[], None], index: int = 0, **fields: Any) -> Child:
+    return Child(
+        kind="engine core", title=f"EngineCore_DP{index}", main=main, arguments=(), **fields
+    )
 
 
 @dataclass
@@ -41,12 +52,15 @@ class Parent:
     """Who owns the supervisor: remembers what it is told."""
 
     said_why: set[int] = field(default_factory=set)
-    deaths: list[tuple[int, str]] = field(default_factory=list)
+    deaths: list[tuple[int, int, str]] = field(default_factory=list)
     died: threading.Event = field(default_factory=threading.Event)
 
-    def on_death(self, index: int, cause: str) -> None:
-        self.deaths.append((index, cause))
+    def on_death(self, index: int, epoch: int, cause: str) -> None:
+        self.deaths.append((index, epoch, cause))
         self.died.set()
+
+    def has_said_why(self, index: int, epoch: int) -> bool:
+        return index in self.said_why
 
 
 @pytest.fixture
@@ -71,7 +85,7 @@ def test_a_killed_core_is_the_first_cause(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One ERROR with title, pid and signal, and the owner is told."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
     supervisors[0].start([core(sleep)], "spawn")
     supervisors[0].watch()
     [pid] = supervisors[0].pids
@@ -80,7 +94,7 @@ def test_a_killed_core_is_the_first_cause(
 
     assert parent.died.wait(10)
     cause = f"engine core EngineCore_DP0 pid={pid} killed by SIGKILL"
-    assert parent.deaths == [(0, cause)]
+    assert parent.deaths == [(0, 0, cause)]
     assert first_causes(caplog) == [f"first cause: {cause}"]
 
 
@@ -90,7 +104,7 @@ def test_a_core_that_has_said_why_is_not_the_first_cause(
     """Its own ERROR is in the log already; ours would be a second one."""
     caplog.set_level(logging.INFO)
     parent.said_why.add(0)
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
     supervisors[0].start([core(fail)], "spawn")
     supervisors[0].watch()
 
@@ -104,7 +118,7 @@ def test_a_core_that_ends_without_a_word_is_the_first_cause(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After the time that last words may take."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
     supervisors[0].start([core(fail)], "spawn")
     supervisors[0].watch()
 
@@ -118,7 +132,7 @@ def test_what_dies_after_another_is_not_the_first_cause(
 ) -> None:
     """Two children that are killed at once leave one first cause, though nobody else has taken note
     of it yet."""
-    supervisors.append(Supervisor(parent.on_death, lambda _: False))
+    supervisors.append(Supervisor(parent.on_death, lambda *_: False))
     supervisors[0].start([core(sleep, 0)], "spawn")
     supervisors[0].start([core(sleep, 1)], "spawn")
     pids = [pid for pid in supervisors[0].pids if pid is not None]
@@ -136,7 +150,7 @@ def test_closing_asks_and_is_no_death(
     parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the stop signal, and nobody is told of a death."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
     supervisors[0].start([core(sleep)], "spawn")
     supervisors[0].watch()
 
@@ -150,7 +164,7 @@ def test_closing_asks_and_is_no_death(
 
 def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Supervisor]) -> None:
     """At once when it is urgent: a second signal has come."""
-    supervisors.append(Supervisor(parent.on_death, parent.said_why.__contains__))
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
     supervisors[0].start([core(refuse_to_end)], "spawn")
 
     began = time.monotonic()
@@ -162,12 +176,66 @@ def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Su
 
 def test_nothing_starts_after_the_end(parent: Parent) -> None:
     """A start that is still under way when the server stops must not leave an engine."""
-    supervisor = Supervisor(parent.on_death, parent.said_why.__contains__)
+    supervisor = Supervisor(parent.on_death, parent.has_said_why)
     supervisor.close(0.0)
 
     with pytest.raises(ServerError, match="stopped before"):
         supervisor.start([core(sleep)], "spawn")
     assert supervisor.pids == []
+
+
+def test_a_dead_core_is_followed_by_another(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under the same number; its death, too, is told, and has a first cause of its own."""
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True))
+    supervisors[0].start([core(sleep)], "spawn")
+    supervisors[0].watch()
+    first, *_ = supervisors[0].pids
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert parent.died.wait(10)
+
+    supervisors[0].restart(0, core(sleep, epoch=7), "spawn")
+    second, *_ = supervisors[0].pids
+    assert second not in (None, first)
+    os.kill(second, signal.SIGKILL)
+
+    wait_for(lambda: len(parent.deaths) == 2, "two deaths")
+    assert [(index, epoch) for index, epoch, _ in parent.deaths] == [(0, 0), (0, 7)]
+    for pid, cause in zip((first, second), first_causes(caplog), strict=True):
+        assert f"pid={pid} " in cause
+    assert supervisors[0].exit_codes == [-signal.SIGKILL]
+
+
+def test_nothing_is_left_of_a_core_that_is_replaced(
+    parent: Parent, supervisors: list[Supervisor]
+) -> None:
+    """It may be stopped, and what it has started may not end with it."""
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True))
+    supervisors[0].start([core(start_a_sleeper_and_sleep, leads_group=True)], "spawn")
+    supervisors[0].watch()
+    [old] = supervisors[0].pids
+    assert old is not None
+    wait_for(lambda: len(group_members(old)) == 2, "a child and its own")
+    os.kill(old, signal.SIGSTOP)
+
+    supervisors[0].restart(0, core(sleep, epoch=1), "spawn")
+
+    assert group_members(old) == []
+    assert supervisors[0].exit_codes == [None]
+
+
+def test_nothing_is_replaced_after_the_end(parent: Parent) -> None:
+    """A server that stops ends what has taken its place, or nothing has."""
+    supervisor = Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True)
+    supervisor.start([core(sleep)], "spawn")
+    supervisor.watch()
+    supervisor.close(0.0)
+
+    with pytest.raises(ServerError, match="stopped before"):
+        supervisor.restart(0, core(sleep, epoch=1), "spawn")
+    assert None not in supervisor.exit_codes
 
 
 @pytest.mark.parametrize(
