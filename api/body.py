@@ -156,7 +156,7 @@ def _unknown_inside(
 
 def _refuse_unless_empty(name: str, raw: msgspec.Raw, refusal: Refusal) -> None:
     if len(raw) <= _MAX_EMPTY_BYTES:
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw, type=object)
         if value in (None, False, "", [], {}) or value in refusal.accepted:
             return
     raise UnsupportedFieldError(f"{name} is not supported by this server: {refusal.reason}", name)

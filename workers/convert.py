@@ -113,12 +113,14 @@ def _load(source: Path) -> tuple[Any, Any]:
             "gguf_file": source.name,
             "local_files_only": True,
         }
-        _check_type(source, transformers.AutoConfig.from_pretrained(**where).model_type)
+        config = transformers.AutoConfig.from_pretrained(**where, trust_remote_code=False)
+        _check_type(source, config.model_type)
         logger.info("converting %s: tokenizer", source.name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
         logger.info("converting %s: weights", source.name)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             **where,
+            trust_remote_code=False,
             dtype=torch.bfloat16,
             # Else the weights stay packed, and transformers refuses to write them.
             quantization_config=transformers.GgufConfig(dequantize=True),

@@ -107,7 +107,7 @@ def load(
 def read_config(folder: Path) -> Any:
     """transformers' configuration of the text model in a folder."""
     try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = whole.get_text_config()
         if config.dtype is None:
             config.dtype = whole.dtype  # an image model says it once, above its parts
@@ -142,7 +142,10 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
         # The model's own module is imported here.
         with lean_imports(), _parameters_on_meta(), initialization.no_init_weights():
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=select.IMPLEMENTATION
+                config,
+                dtype=dtype,
+                attn_implementation=select.IMPLEMENTATION,
+                trust_remote_code=False,
             )
     except _CONFIG_ERRORS as error:
         raise ConfigError(_refusal(error)) from error
