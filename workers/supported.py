@@ -26,6 +26,8 @@ SUPPORTED_MODEL_TYPES = frozenset(
 
 INDEX_FILE = "model.safetensors.index.json"
 
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+
 
 def check_model_folder(path: str | Path) -> str:
     """Return the `model_type` of a model folder that can be loaded.
@@ -57,9 +59,7 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(
-            f"model folder {folder} has no *.safetensors file; other weight formats are not loaded"
-        )
+        raise ConfigError(f"model folder {folder} has no *.safetensors file; {_advice(folder)}")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ConfigError(
@@ -67,6 +67,17 @@ def weight_files(folder: Path) -> list[Path]:
             f" {INDEX_FILE} are missing, the first is {missing[0]}"
         )
     return files
+
+
+def _advice(folder: Path) -> str:
+    """What to do about a folder without weights that are loaded."""
+    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in _PICKLED)
+    if not pickles:
+        return "other weight formats are not loaded"
+    return (
+        f"{pickles[0]} is a pickle, which can run code when it is read, so it is never loaded:"
+        " use the model's safetensors version, or convert it where you trust the file"
+    )
 
 
 def _model_type(folder: Path) -> str:
@@ -95,6 +106,8 @@ def _files_of_index(index: Path) -> list[Path]:
     # A shard is a file beside the index; a name with a path in it would reach outside the folder.
     if stray := [name for name in names if Path(name).name != name]:
         raise ConfigError(f"{index} names a weight file outside the model folder: {stray[0]}")
+    if others := [name for name in names if not name.endswith(".safetensors")]:
+        raise ConfigError(f"{index} names {others[0]}; only *.safetensors files are loaded")
     return [index.parent / name for name in names]
 
 
