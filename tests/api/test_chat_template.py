@@ -122,6 +122,7 @@ def test_a_template_that_breaks_is_a_clear_error(source: str, message: str) -> N
         make(source).render([USER])
 
 
+@pytest.mark.row("S-12")
 @pytest.mark.parametrize(
     "source",
     [

@@ -308,6 +308,7 @@ def test_answer_that_is_json_is_no_call() -> None:
         assert parse("pythonic", *text) == [Text(text)]
 
 
+@pytest.mark.row("S-13")
 def test_nothing_in_a_pythonic_call_is_evaluated() -> None:
     """A name or an expression as an argument is broken JSON, and the rest is text."""
     for expression in (

@@ -32,6 +32,7 @@ def dead_pid() -> int:
     return process.pid
 
 
+@pytest.mark.row("S-04")
 def test_the_folder_is_private_and_short_lived(base: Path) -> None:
     """Mode 0700, the owner's pid in the name, and gone with the block."""
     with ipc_folder(str(base)) as folder:

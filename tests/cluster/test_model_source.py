@@ -330,6 +330,7 @@ FILES: dict[str, bytes] = {
 }
 
 
+@pytest.mark.row("S-10")
 def test_a_download_brings_weights_and_data_and_nothing_that_runs(tmp_path: Path) -> None:
     """Pickles, code and other formats stay on the hub; the second start works offline."""
     with hub({"owner/name": FILES}) as (url, fetched):

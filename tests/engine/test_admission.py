@@ -39,6 +39,7 @@ def test_a_field_that_cannot_be_served_is_named(field: str, value: object) -> No
     assert error.param == field
 
 
+@pytest.mark.row("S-14")
 def test_prompt_embeds_are_named_too() -> None:
     """An array, which has no truth value of its own."""
     error = refusal(make_request("r"), prompt_embeds=np.zeros((2, 3), dtype="<f4"))

@@ -35,6 +35,7 @@ def test_a_hash_stands_for_all_tokens_before_it() -> None:
     assert hashes([1, 2, 3, 4])[0] == one[0]
 
 
+@pytest.mark.row("S-47")
 def test_adapter_and_salt_reach_every_block() -> None:
     """No block is shared across adapters or salts, and neither can pose as the other."""
     lora = LoRARequest("a", 1, "/a")
@@ -52,6 +53,7 @@ def test_adapter_and_salt_reach_every_block() -> None:
     assert len(set(all_hashes)) == 2 * len(roots)
 
 
+@pytest.mark.row("S-47")
 def test_an_image_changes_the_blocks_it_reaches_and_those_after() -> None:
     """Placeholders of different images have equal tokens, and different hashes."""
 
@@ -79,12 +81,14 @@ def test_a_block_costs_one_hash_of_its_own_bytes(monkeypatch: pytest.MonkeyPatch
     assert hashed == [32 + 16 * 4] * 62
 
 
+@pytest.mark.row("S-47")
 def test_no_image_can_be_told_as_tokens() -> None:
     """Images are written after tokens of known length, so no prompt can imitate them."""
     image = MultiModalFeature("image", "cat", 0, 4)
     assert hashes([1, 2, 3, 4], features=(image,)) != hashes([1, 2, 3, 4])
 
 
+@pytest.mark.row("S-47")
 def test_a_hash_is_sha256_and_nothing_random() -> None:
     """Whoever could make two prompts collide would read another tenant's cache."""
     root = sha256(b"\x93\xb0raywire kv block\xc0\xc0").digest()

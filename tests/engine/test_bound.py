@@ -24,6 +24,7 @@ def context() -> Iterator[Context]:
         yield made
 
 
+@pytest.mark.row("S-56")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_port_of_the_kernels_choice_on_one_address(context: Context, host: str) -> None:
     """Bind, then publish: peers may connect and write before anybody serves the port."""
@@ -65,6 +66,7 @@ def test_ports_of_a_range_are_taken_one_after_the_other() -> None:
             bind_tcp("127.0.0.1", (first, first + 2))
 
 
+@pytest.mark.row("S-04")
 @pytest.mark.parametrize(
     ("host", "message"),
     [
@@ -80,6 +82,7 @@ def test_an_address_that_is_not_ours_is_refused(host: str, message: str) -> None
         bind_tcp(host)
 
 
+@pytest.mark.row("S-56")
 def test_a_bound_port_is_handed_to_a_child_process(context: Context) -> None:
     """The parent binds and lets go; the child serves; whoever connects meets the child."""
     bound = bind_tcp("127.0.0.1")

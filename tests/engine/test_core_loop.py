@@ -223,6 +223,7 @@ def test_statistics_hold_the_core_and_its_workers() -> None:
     assert [worker.pid for worker in statistics.workers] == [4711]
 
 
+@pytest.mark.row("F-26", "S-50")
 def test_every_other_name_is_refused() -> None:
     """Attributes of the core, of the loop, of the executor, private, inherited, or made up: each
     gets a failure, and nothing is called."""
@@ -239,11 +240,13 @@ def test_every_other_name_is_refused() -> None:
     assert not harness.executor.is_closed
 
 
+@pytest.mark.row("S-50")
 def test_the_list_of_methods_is_what_the_design_says() -> None:
     """A longer list is a decision: it belongs into this test."""
     assert set(utility.METHODS) == {"statistics", "reset_prefix_cache", "profile"}
 
 
+@pytest.mark.row("S-50")
 @pytest.mark.parametrize(
     "call",
     [

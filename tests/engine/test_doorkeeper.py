@@ -106,6 +106,7 @@ def thief_of_a_public_key(house: House) -> CurveLink | None:
     return CurveLink(CurveKeys(friend.public, CurveKeys.generate().secret), house.keys.public)
 
 
+@pytest.mark.row("S-17")
 @pytest.mark.parametrize(
     "link_of",
     [

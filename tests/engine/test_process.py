@@ -85,6 +85,7 @@ def test_each_api_server_gets_the_outputs_of_its_own_requests() -> None:
     assert all(not m.outputs for m in second.log if isinstance(m, EngineCoreOutputs))
 
 
+@pytest.mark.row("F-26")
 def test_an_aborted_request_ends_while_others_go_on(shared_core: CoreUnderTest) -> None:
     """ABORT of a running request: one last output, and its neighbour's tokens are untouched."""
     api = shared_core.api
@@ -101,6 +102,7 @@ def test_an_aborted_request_ends_while_others_go_on(shared_core: CoreUnderTest) 
     assert (scheduler.num_running, scheduler.kv_cache_usage) == (0, 0.0)
 
 
+@pytest.mark.row("F-26")
 def test_an_abort_before_its_request_and_a_taken_id_do_nothing(
     shared_core: CoreUnderTest,
 ) -> None:
@@ -140,6 +142,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.row("F-23")
 def test_broken_messages_are_counted_and_dropped(capfd: pytest.CaptureFixture[str]) -> None:
     """None of them disturbs a stream, the in-process types among them; the log gets few lines."""
     with run_core(step_delay_s=0.005) as core:
@@ -155,6 +158,7 @@ def test_broken_messages_are_counted_and_dropped(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err.count("dropped a message") == 7  # number 1, 2, 4, … 64
 
 
+@pytest.mark.row("F-23")
 def test_a_broken_request_that_can_be_named_ends_with_an_error(shared_core: CoreUnderTest) -> None:
     """The client of a request that does not decode is not left waiting."""
     shared_core.api.send(RequestType.ADD.value, b"\x92\xa4name\x07")
@@ -162,6 +166,7 @@ def test_a_broken_request_that_can_be_named_ends_with_an_error(shared_core: Core
     assert shared_core.api.finish("name") == ([], FinishReason.ERROR)
 
 
+@pytest.mark.row("S-14")
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -28,6 +28,7 @@ def context() -> Iterator[Context]:
         yield made
 
 
+@pytest.mark.row("S-04")
 def test_the_folder_of_ipc_sockets_is_private_and_random() -> None:
     """Nobody but the owner can look into it, and nobody can guess its name."""
     with socket_folder() as base:
@@ -75,6 +76,7 @@ def test_oversize_frames_are_refused_before_they_are_read(context: Context) -> N
             assert made.getsockopt(zmq.LINGER) == 0
 
 
+@pytest.mark.row("F-23")
 def test_a_length_prefix_of_two_gigabytes_costs_the_stranger_its_connection(
     context: Context,
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_result_of_another_type_is_refused() -> None:
         read_answer("statistics", UtilityOutput(1, result=msgspec.Raw(b"\xc3")))
 
 
+@pytest.mark.row("S-50")
 @pytest.mark.parametrize("method", METHODS)
 def test_hostile_arguments_fail_the_call_only(method: str) -> None:
     """Nesting, nil, no msgpack at all: a failure text."""

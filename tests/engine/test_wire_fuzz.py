@@ -75,6 +75,7 @@ MESSAGES: list[tuple[Any, Any]] = [
 ]
 
 
+@pytest.mark.row("S-51")
 @pytest.mark.parametrize(("kind", "message"), MESSAGES, ids=lambda v: getattr(v, "__name__", ""))
 def test_fuzzed_frames_decode_or_raise_wire_error(kind: Any, message: Any) -> None:
     """Mutations of a valid message never get past the decoder as another error."""
@@ -91,6 +92,7 @@ def test_fuzzed_frames_decode_or_raise_wire_error(kind: Any, message: Any) -> No
     assert num_refused > NUM_FUZZED / 4
 
 
+@pytest.mark.row("S-51", "F-23")
 def test_fuzzed_requests_never_hurt_the_input_thread(caplog: pytest.LogCaptureFixture) -> None:
     """Type bytes and bodies at random: each message is taken, refused or dropped."""
     rng = random.Random(4712)

@@ -183,6 +183,7 @@ def test_processes_on_all_hosts_are_those_of_the_formula(server: ClusterServer) 
         assert any("APIServer" in title for title in titles) == (host_rank == 0)
 
 
+@pytest.mark.row("S-04", "S-05")
 def test_nothing_of_ours_listens_but_http_and_wires(server: ClusterServer) -> None:
     """On any host; Ray's own listeners in our processes are where it was told to have them. Wires
     are bound to the one address that is advertised."""

@@ -78,6 +78,7 @@ def test_no_torch_outside_the_workers(server: Server) -> None:
         assert "libtorch" not in maps, title
 
 
+@pytest.mark.row("S-04")
 def test_nothing_listens_but_the_http_port(server: Server) -> None:
     """Internal sockets are files that are gone; loopback and network have the HTTP port only."""
     assert {port for _, port in server.listeners()} == {server.port}

@@ -136,6 +136,7 @@ def test_workers_are_processes_with_their_titles(folder: Path) -> None:
         assert titles == ["RAYWIRE::Worker_DP0_PP0_TP0", "RAYWIRE::Worker_DP0_PP0_TP1"]
 
 
+@pytest.mark.row("S-05")
 def test_workers_meet_on_the_loopback_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo is told to listen there, wherever the host's name leads."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -242,6 +243,7 @@ def awaiting(plan: SchedulerOutput) -> SchedulerOutput:
     return msgspec.structs.replace(plan, awaits_masks=True)
 
 
+@pytest.mark.row("S-02")
 def test_hostile_message_ends_the_worker_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
     """A pickle in a worker's ring, written by a process that got hold of the memory: a protocol
     error that names it, and no side effect (CVE-2024-11041)."""
@@ -425,6 +427,7 @@ def ring_mebibytes() -> list[int]:
     return sorted(size // MIB for size in sizes if size > MIB)
 
 
+@pytest.mark.row("F-43")
 def test_rings_shrink_to_the_memory_there_is(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +442,7 @@ def test_rings_shrink_to_the_memory_there_is(
     assert "from 8.0 to 2.0 MiB: 14 of them may take 28 MiB together" in warning
 
 
+@pytest.mark.row("F-43")
 def test_too_little_memory_for_the_rings_is_told_before_anything_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,7 @@ def forge(ring: Ring, chunk: bytes) -> None:
     ring.memory.bytes[ring.layout.written_at(0)] = 1
 
 
+@pytest.mark.row("S-02")
 @given(st.binary(max_size=300))
 @settings(deadline=None)
 def test_hostile_chunk_is_refused_and_released(chunk: bytes) -> None:
@@ -239,6 +240,7 @@ def test_hostile_chunk_is_refused_and_released(chunk: bytes) -> None:
         assert writer.try_write([b"next"])
 
 
+@pytest.mark.row("S-51")
 @pytest.mark.parametrize(
     "header",
     [
@@ -273,6 +275,7 @@ class Exploit:
         return (open, (self.path, "w"))
 
 
+@pytest.mark.row("S-02")
 def test_pickle_in_a_chunk_runs_nothing(tmp_path: os.PathLike[str]) -> None:
     """A hostile pickle, well framed, is an undecodable call and has no effect (CVE-2024-11041)."""
     trap = os.path.join(tmp_path, "trap")

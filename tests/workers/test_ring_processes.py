@@ -31,6 +31,7 @@ def test_a_million_small_messages_arrive_intact() -> None:
             assert reader.hear() == NUM_STRESS_MESSAGES
 
 
+@pytest.mark.row("F-28")
 def test_large_messages_keep_their_place_among_small_ones(tmp_path: Path) -> None:
     """Ten thousand messages, every seventh through the side channel, two slow readers: order and
     content are exact."""

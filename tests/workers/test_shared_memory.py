@@ -21,6 +21,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return bool(request.param)
 
 
+@pytest.mark.row("F-43")
 def test_every_page_is_there_from_the_start(kind: bool) -> None:
     """A later write cannot meet a full memory: that would be a SIGBUS."""
     with contextlib.closing(SharedMemory.reserve(8 * MIB)) as memory:
@@ -36,6 +37,7 @@ def test_it_has_no_name(kind: bool) -> None:
         assert memory.bytes[:5] == b"hello"
 
 
+@pytest.mark.row("F-43")
 def test_nobody_can_shrink_it() -> None:
     """Memory cut off under a mapping would be a SIGBUS too."""
     with contextlib.closing(SharedMemory.reserve(MIB)) as memory:
@@ -43,6 +45,7 @@ def test_nobody_can_shrink_it() -> None:
             os.truncate(memory.file.path, 0)
 
 
+@pytest.mark.row("F-43")
 def test_too_little_memory_is_a_config_error(kind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line, with what is needed and what is free, and no descriptor lost."""
 
@@ -70,6 +73,7 @@ def test_chunks_are_as_large_as_asked_where_there_is_room() -> None:
     assert fit_chunk_bytes(16 * MIB, 14, room=14 * 16 * MIB) == 16 * MIB
 
 
+@pytest.mark.row("F-43")
 def test_chunks_shrink_to_what_fits() -> None:
     """All rings together stay within the room, in whole pages."""
     fitting = fit_chunk_bytes(16 * MIB, 14, room=60 * MIB)
@@ -78,12 +82,14 @@ def test_chunks_shrink_to_what_fits() -> None:
     assert 14 * fitting <= 60 * MIB < 14 * (fitting + 4096)
 
 
+@pytest.mark.row("F-43")
 def test_less_than_the_least_is_an_error_with_numbers() -> None:
     """Below a mebibyte a chunk, needed and free are named."""
     with pytest.raises(ConfigError, match=r"need 14 MiB .*may take 10 MiB"):
         fit_chunk_bytes(16 * MIB, 14, room=10 * MIB)
 
 
+@pytest.mark.row("F-43")
 def test_small_mount_counts_only_without_memfd(kind: bool) -> None:
     """A container's 64 MiB in /dev/shm do not limit a memfd."""
     mount = os.statvfs("/dev/shm")
