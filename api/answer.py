@@ -169,9 +169,10 @@ async def start(
     Returns:
         What turns the generation into the answer, and the headers of its response.
     """
-    prompts, processors = await _prepared(service, job, generation, watch)
-    watch.start(generation.cancel)
-    await generation.launch(service, prompts, processors, job.arrived_at, wish)
+    with service.admission.place(job.num_sequences):
+        prompts, processors = await _prepared(service, job, generation, watch)
+        watch.start(generation.cancel)
+        await generation.launch(service, prompts, processors, job.arrived_at, wish)
     headers = {**job.headers, **route_headers.write(generation.routes, service.ranks)}
     return job.make_format(generation, prompts), headers
 

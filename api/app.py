@@ -44,7 +44,8 @@ from engine.errors import RaywireError
 def build(service: Service) -> ASGIApp:
     """The whole HTTP surface of one API server."""
     table = all_routes(service)
-    app = Gate(FastLane(framework(table), table), service)
+    generating = {(method, r.path) for r in table if r.generates for method in r.methods}
+    app = Gate(FastLane(framework(table), table), service, generating)
     return Edge(with_cors(app, service.config), service)
 
 

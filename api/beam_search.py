@@ -177,6 +177,7 @@ class _Search:
             first, wakeup=self._owner.wakeup, timeline=self._record, session=wish.session
         )
         self.route = stream.route
+        self._record.wait_for_prefill(len(prompt))
         self._streams = [stream]
 
     def advance(self) -> bool:

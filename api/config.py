@@ -41,6 +41,13 @@ class ApiConfig:
     max_sequences: int = limits.MAX_SEQUENCES
     """Largest number of prompts times `n` of one request."""
 
+    max_num_queued_reqs: int | None = None
+    """Sequences that this API server has in flight at most, waiting or running; beyond it requests
+    are refused (`--max-num-queued-reqs`, of which each of several API servers has its share)."""
+
+    max_num_queued_tokens: int | None = None
+    """The same for prompt tokens that have yet to be computed (`--max-num-queued-tokens`)."""
+
     num_text_threads: int = 2
     """Threads that tokenize prompts and render templates, off the event loop; long texts have one
     more."""

@@ -9,6 +9,7 @@ Plain ASGI wrappers around the application: they also see requests that match no
 import http
 import logging
 import time
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,11 +49,21 @@ class Edge:
 
 
 class Gate:
-    """Lets requests through to the routes while the server serves."""
+    """Lets requests through to the routes while the server serves.
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    Args:
+        app: the routes.
+        service: of this API server.
+        generating: method and path of those that give engine cores work. Beyond the limit they are
+            refused here, before anything of their bodies is read.
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Service, generating: Collection[tuple[str, str]]
+    ) -> None:
         self._app = app
         self._service = service
+        self._generating = frozenset(generating)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app, refusal = self._app, self._refusal(scope["path"], scope["method"])
@@ -74,6 +85,8 @@ class Gate:
                 return None if path == "/metrics" else EngineDeadError(*death.args)
             case "draining" if method not in ("GET", "HEAD", "OPTIONS"):
                 return UnavailableError("the server is shutting down", DRAINING_RETRY_AFTER_S)
+        if (method, path) in self._generating:
+            return self._service.admission.refusal()
         return None
 
 

@@ -132,7 +132,7 @@ def describe(error: RaywireError) -> Failure:
                 retry_after_s=DEAD_RETRY_AFTER_S,
             )
         case UnavailableError():
-            return server_failure(503, str(error), "unavailable", error.retry_after_s)
+            return server_failure(503, str(error), error.code, error.retry_after_s)
         case RequestFailedError():
             return server_failure(500, str(error), "request_failed")
         case _:

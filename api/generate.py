@@ -161,6 +161,7 @@ class Generation:
             )
             if is_first:
                 self.routes.append(stream.route)
+                record.wait_for_prefill(len(prompts[index // self._n].token_ids))
             service.metrics.on_route(stream.route)
             self.add(Choice(index, processor, stream, record))
 

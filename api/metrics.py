@@ -17,7 +17,7 @@ merged from all (`metrics_merge`, by the rules in `_RULES`).
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol, get_args
@@ -32,6 +32,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from api.admission import Flow
 from api.load_balancer import Route, Rule
 from api.metric_families import Family, MergeRule, from_prometheus
 from api.timeline import Timeline
@@ -110,6 +111,9 @@ class Metrics:
             (*_LABELS, "block_size", "num_gpu_blocks", "dtype"),
             registry=self.registry,
         )
+        self.flow = Flow()
+        """For whoever lets requests in."""
+        self._model_name = model_name
         self._is_over = False
         self._engines = [
             EngineMetrics(model_name, first_rank + index) for index in range(num_engines)
@@ -148,12 +152,23 @@ class Metrics:
 
     def record(self, arrived_at: float) -> "RequestRecord":
         """The record of one sequence of a request whose body arrived at `time.monotonic()`."""
-        return RequestRecord(self._engines, arrived_at)
+        return RequestRecord(self._engines, self.flow, arrived_at)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when the metrics are."""
         gauge = prometheus.Gauge(_PREFIX + name, documentation, registry=self.registry)
         gauge.set_function(read)
+
+    def count(
+        self,
+        name: str,
+        documentation: str,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Add a counter that is read when the metrics are: a value for each value of `label`."""
+        collector = _LabelledCounter(_PREFIX + name, documentation, self._model_name, label, read)
+        self.registry.register(collector)
 
     def render(self) -> bytes:
         """What Prometheus reads, if this is the only API server."""
@@ -182,13 +197,20 @@ def _rule(metric: Metric) -> MergeRule:
 class RequestRecord(Timeline):
     """Times and counts of one sequence, booked when they happen or when it ends."""
 
-    __slots__ = ("_engines", "_is_booked", "arrived_at")
+    __slots__ = ("_engines", "_flow", "_is_booked", "_num_queued_tokens", "arrived_at")
 
-    def __init__(self, engines: "Sequence[EngineMetrics]", arrived_at: float) -> None:
+    def __init__(self, engines: "Sequence[EngineMetrics]", flow: Flow, arrived_at: float) -> None:
         super().__init__()
         self._engines = engines
+        self._flow = flow
+        self._num_queued_tokens = 0
         self.arrived_at = arrived_at
         self._is_booked = False
+
+    def wait_for_prefill(self, num_prompt_tokens: int) -> None:
+        """The prompt has been sent: its tokens wait until they are computed."""
+        self._num_queued_tokens = num_prompt_tokens
+        self._flow.on_sent(num_prompt_tokens)
 
     def update(self, output: EngineCoreOutput, timestamp: float) -> None:
         engine = self._engines[self.engine_index]
@@ -196,6 +218,7 @@ class RequestRecord(Timeline):
             engine.num_generation_tokens += len(output.new_token_ids) // _TOKEN_BYTES
             if self.first_token_at is None:
                 engine.first_token.observe(time.monotonic() - self.arrived_at)
+                self._end_wait()
             elif self.last_token_at is not None:  # by the same engine core's clock
                 engine.gaps.observe(max(0.0, timestamp - self.last_token_at))
         if output.details is not None and (stats := output.details.prefill_stats) is not None:
@@ -208,6 +231,8 @@ class RequestRecord(Timeline):
         if self._is_booked:
             return
         self._is_booked = True
+        self._end_wait()
+        self._flow.on_finished()
         engine = self._engines[self.engine_index]
         engine.num_finished[reason] += 1
         engine.end_to_end.observe(time.monotonic() - self.arrived_at)
@@ -220,6 +245,12 @@ class RequestRecord(Timeline):
             engine.prefill.observe(self.prefill_s)
             engine.decode.observe(self.decode_s)
             engine.inference.observe(self.prefill_s + self.decode_s)
+
+    def _end_wait(self) -> None:
+        """The prompt has been computed, or never will be. Of several sequences one has it."""
+        if self._num_queued_tokens:
+            self._flow.on_prefilled(self._num_queued_tokens)
+            self._num_queued_tokens = 0
 
 
 class Histogram:
@@ -337,6 +368,29 @@ _HISTOGRAMS = (
     ),
     ("request_num_preemptions", "Preemptions of each sequence", "request_preemptions"),
 )
+
+
+class _LabelledCounter(Collector):
+    """One counter of an API server, which somebody else keeps."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        model_name: str,
+        label: str,
+        read: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._family = (name, documentation, ("model_name", label))
+        self._model_name = model_name
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        name, documentation, labels = self._family
+        counter = CounterMetricFamily(name, documentation, labels=labels)
+        for value, count in self._read().items():
+            counter.add_metric((self._model_name, value), count)
+        yield counter
 
 
 class _EngineCollector(Collector):

@@ -23,6 +23,9 @@ class Route:
     is_hot: bool = False
     """Called for every token or two of work: it goes past the framework (`app.FastLane`)."""
 
+    generates: bool = False
+    """It gives engine cores work, and is refused where they have enough (`admission`)."""
+
     summary: str = ""
     """What it does, in a few words."""
 

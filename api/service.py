@@ -6,6 +6,7 @@ Made by `process`, which moves it through its states; read by the edge and the r
 from dataclasses import dataclass, field
 from typing import Literal
 
+from api.admission import Admission
 from api.body_reader import BodyReader
 from api.brought_templates import BroughtTemplates
 from api.chat_template import ChatTemplate
@@ -51,6 +52,12 @@ class Service:
         self.config = config
         self.client = client
         self.metrics = Metrics(config.served_model_names[0], len(client.engines), config.first_rank)
+        self.admission = Admission(
+            config.max_num_queued_reqs,
+            config.max_num_queued_tokens,
+            lambda: client.num_in_flight,
+            self.metrics.flow,
+        )
         self._exchange = exchange
         self.ranks = range(config.first_rank, config.first_rank + len(client.engines))
         """Of the engine cores, as clients count them."""
@@ -76,6 +83,12 @@ class Service:
             "api_server_requests_active",
             "Requests being answered, from the end of their body",
             lambda: self.num_active,
+        )
+        self.metrics.count(
+            "admission_rejections",
+            "Requests refused because a limit was reached, by its name",
+            "reason",
+            lambda: self.admission.num_refused,
         )
         if exchange is not None:
             exchange.attach(self.metrics.read)

@@ -37,6 +37,10 @@ Backend = Literal["mp", "ray"]
 OnDeath = Literal["exit", "replace"]
 
 
+DEFAULT_NUM_WAITING = 1024
+"""Requests that may wait, beside those that run: some minutes of work, which is longer than most
+clients wait."""
+
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 _ROOT_PATH = re.compile(r"/\S*[^/\s]")
 
@@ -251,6 +255,13 @@ class ServeConfig:
     """Responses of /v1/responses that each API server keeps, to be read again or continued;
     0: none."""
 
+    max_num_queued_reqs: int | None = None
+    """Sequences in flight at most, waiting or running, on all ranks of this server; None: 1024 more
+    than the ranks take at once."""
+
+    max_num_queued_tokens: int | None = None
+    """Prompt tokens that may wait for their prefill; None: no limit."""
+
     allowed_origins: tuple[str, ...] = ()
     """Web sites whose scripts may speak to this server from a browser; "*": all. Empty: none."""
 
@@ -317,6 +328,11 @@ class ServeConfig:
                 "--on-engine-death replace is for engines of this machine so far; it does not go"
                 " with --data-parallel-backend ray"
             )
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be at least 1, not {value}: nobody would be served")
         check_override(self.override_generation_config or {})
         self._check_web()
         self._check_data_parallel()
@@ -429,6 +445,13 @@ class ServeConfig:
             start = self.data_parallel_start_rank or 0
             return range(start, start + self.num_local_ranks)
         return range(self.engine.data_parallel_size)
+
+    @property
+    def queue_limit(self) -> int:
+        """Sequences in flight at most, on all ranks of this server."""
+        if self.max_num_queued_reqs is not None:
+            return self.max_num_queued_reqs
+        return len(self.ranks) * self.engine.max_num_seqs + DEFAULT_NUM_WAITING
 
     @property
     def backend(self) -> Backend:

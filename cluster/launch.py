@@ -187,6 +187,7 @@ class _Server:
 def _make_front(
     config: ServeConfig, http_sockets: Sequence[socket.socket], on_ready: OnReady
 ) -> Front:
+    num_servers = len(http_sockets)
     api = ApiConfig(
         served_model_names=config.served_model_name or (config.engine.model,),
         shutdown_timeout_s=drain_s(config.shutdown_timeout, config.environment),
@@ -201,6 +202,8 @@ def _make_front(
         reasoning_parser=config.reasoning_parser,
         first_rank=config.ranks.start,
         max_stored_responses=config.max_stored_responses,
+        max_num_queued_reqs=_share(config.queue_limit, num_servers),
+        max_num_queued_tokens=_share(config.max_num_queued_tokens, num_servers),
         allowed_origins=config.allowed_origins,
         allowed_methods=config.allowed_methods,
         allowed_headers=config.allowed_headers,
@@ -227,6 +230,13 @@ def _make_front(
         for index in range(len(http_sockets))
     ]
     return ApiServers(configs, http_sockets, on_ready)
+
+
+def _share(limit: int | None, num_servers: int) -> int | None:
+    """What each of several API servers has of a limit of all. The kernel spreads connections
+    evenly, and a connection has one request at a time; so none needs what another has left, and
+    nobody has to be asked."""
+    return None if limit is None else -(-limit // num_servers)
 
 
 def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:

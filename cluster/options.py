@@ -192,6 +192,20 @@ SERVE_OPTIONS = [
     ),
     _option(
         "HTTP",
+        "--max-num-queued-reqs",
+        type=HumanInt(),
+        help="Requests in flight at most, waiting or running; more get 503 at once. Unless given,"
+        " 1024 more than --max-num-seqs of all engines. Each API server has its share.",
+    ),
+    _option(
+        "HTTP",
+        "--max-num-queued-tokens",
+        type=HumanInt(),
+        help="Prompt tokens that may wait for their prefill; while there are as many, requests get"
+        " 503. Unless given, no limit.",
+    ),
+    _option(
+        "HTTP",
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Jinja file used instead of the model's own template.",

@@ -170,9 +170,8 @@ _ALIKE = {
         --disable-cascade-attn --disable-hybrid-kv-cache-manager --kv-cache-dtype-skip-layers
         --prefix-cache-retention-interval --prefix-match-unit""",
     "does not exist: a request waits for its turn, and how many run is --max-num-seqs": """
-        --long-prefill-token-threshold-adaptive --max-num-active-seqs --max-num-queued-reqs
-        --max-num-queued-tokens --prefill-schedule-interval --scheduler-reserve-full-isl
-        --watermark""",
+        --long-prefill-token-threshold-adaptive --max-num-active-seqs --prefill-schedule-interval
+        --scheduler-reserve-full-isl --watermark""",
     "does not exist; /metrics and `raywire bench` say where time goes": """
         --collect-detailed-traces --enable-layerwise-nvtx-tracing --enable-mfu-metrics
         --kv-cache-metrics --kv-cache-metrics-sample --otlp-traces-endpoint

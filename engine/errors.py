@@ -9,7 +9,8 @@ RaywireError
 ├── ConfigError                the operator's fault: one line and exit code 2
 └── ServerError                ours
     ├── WireError              bytes from a peer that break the protocol
-    ├── UnavailableError       503, try again later: loading, draining, shedding
+    ├── UnavailableError       503, try again later: loading, draining
+    │   └── OverloadedError    503 overloaded, load is shed
     ├── RequestFailedError     500, this request failed; others go on
     ├── FencedError            this engine core has been given up and replaced
     ├── ExecutorError          the workers have failed; the engine core cannot go on
@@ -93,7 +94,9 @@ class WireError(ServerError):
 
 
 class UnavailableError(ServerError):
-    """Not now: the server is loading, draining or shedding load."""
+    """Not now: the server is loading or draining, say."""
+
+    code = "unavailable"
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message, retry_after_s)
@@ -102,6 +105,12 @@ class UnavailableError(ServerError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class OverloadedError(UnavailableError):
+    """Not now: the server has as much to do as it takes."""
+
+    code = "overloaded"
 
 
 class RequestFailedError(ServerError):

@@ -53,6 +53,7 @@ def routes(service: Service) -> list[Route]:
             "/v1/chat/completions",
             create_chat_completion,
             is_hot=True,
+            generates=True,
             summary="The next message of a conversation",
             body=ChatBody,
             raw_fields=openapi_fields.CHAT,

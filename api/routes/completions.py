@@ -40,6 +40,7 @@ def routes(service: Service) -> list[Route]:
             "/v1/completions",
             create_completion,
             is_hot=True,
+            generates=True,
             summary="How a text goes on",
             body=CompletionBody,
             raw_fields=openapi_fields.COMPLETION,

@@ -2,7 +2,7 @@
 
 /live     200 while the process can recover by itself: also while it loads and drains.
           503 where a restart is the remedy: an engine core is dead or hangs.
-/ready    200 while new requests are welcome.
+/ready    200 while new requests are welcome; its body says why not, and which ranks are missing.
 /health   what vLLM's clients expect: 200 once serving, 503 while loading and when dead or hung.
 /ping     the same for SageMaker, which may also POST.
 
@@ -10,11 +10,13 @@ All look at what is known already, so they are as quick under load as without: n
 asked. That it still works is known from its heartbeats.
 """
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors
+from api import errors, readiness
 from api.edge import STARTING_RETRY_AFTER_S
+from api.readiness import Readiness
 from api.routing import Route
 from api.service import Service, State
 
@@ -24,14 +26,24 @@ def routes(service: Service) -> list[Route]:
         return _answer(service.state, bad=("hung", "dead"))
 
     async def ready(request: Request) -> Response:
-        return _answer(service.state, bad=("starting", "draining", "hung", "dead"))
+        now = readiness.assess(service)
+        is_ready = now.status == "ready"
+        headers = None if is_ready else {"retry-after": str(STARTING_RETRY_AFTER_S)}
+        body = msgspec.json.encode(now)
+        return Response(body, 200 if is_ready else 503, headers, "application/json")
 
     async def health(request: Request) -> Response:
         return _answer(service.state, bad=("starting", "hung", "dead"))
 
     return [
         Route(("GET",), "/live", live, summary="503 where only a restart helps"),
-        Route(("GET",), "/ready", ready, summary="200 while new requests are welcome"),
+        Route(
+            ("GET",),
+            "/ready",
+            ready,
+            summary="200 while new requests are welcome",
+            answer=Readiness,
+        ),
         Route(("GET",), "/health", health, summary="200 once the server serves"),
         Route(("GET", "POST"), "/ping", health, summary="The same as /health"),
     ]

@@ -29,7 +29,7 @@ def routes(service: Service, table: Sequence[Route]) -> list[Route]:
         return await endpoint(Request(request.scope, _again(raw, request.receive)))
 
     summary = "A chat or a completion, by the fields of its body"
-    return [Route(("POST",), "/invocations", invocations, summary=summary)]
+    return [Route(("POST",), "/invocations", invocations, generates=True, summary=summary)]
 
 
 def _choose(raw: bytes, by_field: dict[str, Endpoint]) -> Endpoint:

@@ -80,6 +80,7 @@ def routes(service: Service) -> list[Route]:
             "/v1/messages",
             create_message,
             is_hot=True,
+            generates=True,
             summary="The answer to a conversation, in Anthropic's form",
             body=MessagesBody,
             raw_fields=openapi_fields.FIELDS,

@@ -45,6 +45,7 @@ def routes(service: Service) -> list[Route]:
             _PATH,
             endpoints.create,
             is_hot=True,
+            generates=True,
             summary="An answer in items: thoughts, messages, calls",
             body=ResponsesBody,
             raw_fields={"input": str | list[Any], **openapi_fields.RESPONSE},

@@ -18,7 +18,7 @@ NOT_OF_A_BATCH = frozenset(
         "model", "host", "port", "shutdown_timeout", "root_path", "disable_fastapi_docs",
         "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_start_rank",
-        "max_stored_responses",
+        "max_num_queued_reqs", "max_num_queued_tokens", "max_stored_responses",
     }
 )  # fmt: skip
 """What `serve` takes and a batch has no use for: it has one server, which only it knows."""

@@ -97,8 +97,17 @@ def test_until_ready_only_live_answers() -> None:
             assert response.json()["error"]["type"] == "server_error"
         assert server.complete(prompt="x").status_code == 503
 
+        not_ready = server.http.get("/ready").json()
+        assert not_ready["status"] == "loading"
+        assert not_ready["reason"] == "0 of 1 ranks have loaded the model"
+        assert (not_ready["ranks"]["up"], not_ready["ranks"]["all"]) == (0, 1)
+        assert not_ready["ranks"]["missing"][0].startswith("DP0: ")
+
         server.engine.become_ready()
         server.wait_ready()
 
         assert server.complete(prompt="x").status_code == 200
         assert server.http.get("/health").status_code == 200
+        ready = server.http.get("/ready").json()
+        assert (ready["status"], ready["reason"], ready["error"]) == ("ready", None, None)
+        assert ready["ranks"] == {"up": 1, "all": 1, "missing": []}

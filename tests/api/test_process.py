@@ -128,6 +128,7 @@ def test_signal_during_the_start_ends_it() -> None:
         assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.row("F-50")
 def test_drain_lets_streams_finish_and_refuses_new_requests() -> None:
     """Readiness goes at once; the stream ends as it would have; the exit code is 0."""
     with streaming(step_s=0.001, max_tokens=400) as (server, stream):
@@ -137,6 +138,9 @@ def test_drain_lets_streams_finish_and_refuses_new_requests() -> None:
         refused = server.complete(prompt="x")
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         assert refused.headers["retry-after"] == "5"
+        not_ready = server.http.get("/ready").json()
+        assert not_ready["status"] == "draining"
+        assert not_ready["reason"] == "the server is stopping; 1 requests still run"
         assert server.http.get("/live").status_code == 200
         assert server.http.get("/health").status_code == 200
 
@@ -158,6 +162,7 @@ def test_drain_without_work_ends_at_once() -> None:
         assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.row("F-50")
 def test_drain_cuts_what_takes_too_long() -> None:
     """With one error event and no `[DONE]`; the engine hears of it."""
     with streaming(shutdown_timeout_s=0.1, step_s=0.02) as (server, stream):

@@ -207,3 +207,13 @@ def test_the_scripted_model_has_no_weights_to_quantize() -> None:
     for model in ("scripted", "scripted:mine.json"):
         with pytest.raises(ConfigError, match=r"^--quantization int8: the scripted model has no"):
             EngineOptions(model=model, quantization="int8")
+
+
+def test_requests_that_may_wait_come_on_top_of_those_that_run() -> None:
+    """Of all engines together; a limit that is given is the whole."""
+    options = EngineOptions(model="m", data_parallel_size=3, max_num_seqs=100)
+    assert ServeConfig(engine=options).queue_limit == 300 + 1024
+    assert ServeConfig(engine=options, max_num_queued_reqs=7).queue_limit == 7
+    for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        with pytest.raises(ConfigError, match="must be at least 1, not 0"):
+            ServeConfig(engine=options, **{name: 0})  # type: ignore[arg-type]

@@ -18,7 +18,8 @@ _OF_A_SERVER = """
     --enable-chunked-prefill --enable-prefix-caching --generation-config --host
     --kv-cache-memory-bytes
     --linear-backend --log-level --long-prefill-token-threshold --max-model-len
-    --max-num-batched-tokens --max-num-seqs --max-stored-responses
+    --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs
+    --max-stored-responses
     --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
     --no-enable-chunked-prefill --no-enable-prefix-caching --no-return-tokens-as-token-ids
@@ -34,7 +35,7 @@ _NOT_OF_A_BATCH = """
     --allow-credentials --allowed-headers --allowed-methods --allowed-origins
     --disable-fastapi-docs --no-allow-credentials --no-disable-fastapi-docs --root-path
     --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-start-rank --host
-    --max-stored-responses
+    --max-num-queued-reqs --max-num-queued-tokens --max-stored-responses
     --no-data-parallel-hybrid-lb --port --shutdown-timeout
 """
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
