@@ -1,0 +1,1 @@
+"""`raywire chaos`: faults in a running server, by a plan that can be repeated."""
