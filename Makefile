@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster test test-slow test-gpu lint bench clean
+.PHONY: help demo demo-cluster test test-slow test-gpu soak lint bench clean
 
 help:
 	@echo 'make demo          serve a small real model here and show a streamed answer (PORT=8000)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make test-slow     what takes minutes: clients, faults, hosts, fuzzing'
 	@echo 'make lint          only the first part of make test'
 	@echo 'make test-gpu      what only a CUDA device can prove'
+	@echo 'make soak          30 minutes of load with a fault a minute; SOAK="--minutes 3 --seed 7"'
 	@echo 'make bench         speed and memory; VLLM=VENV/bin/python measures vLLM in turns with it'
 	@echo 'make clean         remove .venv and what the tools have cached'
 
@@ -53,6 +54,9 @@ test-slow: $(VENV)/dev.stamp
 
 test-gpu: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m gpu --timeout 600
+
+soak: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.soak --write $(SOAK)
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.bench $(if $(VLLM),--vllm-python $(VLLM)) $(BENCH)
