@@ -34,6 +34,8 @@ MAX_CALL_ID_CHARS = 256
 # ------------------------------------------------------------------------- sequences of a request
 
 DEFAULT_MAX_N = 128
+"""Of a server; programs that use `LLM` may ask for `MAX_SEQUENCES`."""
+
 MAX_SEQUENCES = 1024
 MAX_BEAMS = MAX_LOGPROBS // 2
 """Twice as many tokens are looked at behind each beam: half of them may end it."""
@@ -115,6 +117,7 @@ MAX_FORM_BYTES = 2 * MAX_SCHEMA_BYTES
 # -------------------------------------------------------------------------------------- responses
 
 MAX_TEXT_FIELD_BYTES = 1 << 20
+MAX_INCLUDED = 64
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -152,7 +155,7 @@ TABLE: dict[str, tuple[Limit, ...]] = {
         Limit("request_id", MAX_ID_CHARS, "characters", "the same"),
     ),
     "Sequences": (
-        Limit("n", DEFAULT_MAX_N, "choices", "best_of too", 1),
+        Limit("n", DEFAULT_MAX_N, "choices", "best_of too", 1, "--max-n"),
         Limit("n", MAX_SEQUENCES, "sequences", "prompts times n, or best_of"),
         Limit("n", MAX_BEAMS, "beams", "with use_beam_search", 1),
         Limit("n", MAX_BEAMS_TOGETHER, "beams", "prompts times n"),
@@ -211,6 +214,7 @@ TABLE: dict[str, tuple[Limit, ...]] = {
     ),
     "/v1/responses": (
         Limit("text", MAX_TEXT_FIELD_BYTES, "bytes", ""),
+        Limit("include", MAX_INCLUDED, "names", ""),
         Limit("metadata", MAX_METADATA, "pairs", ""),
         Limit("metadata", MAX_METADATA_KEY_CHARS, "characters", "of a key"),
         Limit("metadata", MAX_METADATA_VALUE_CHARS, "characters", "of a value"),

@@ -20,8 +20,12 @@ UNLISTED = frozenset({"HEAD", "OPTIONS"})
 
 _REFS = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_RANK = {"type": "integer", "minimum": 0, "maximum": 10**5 - 1}
 _HEADERS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    PINNED_RANK: ("The data-parallel rank to use.", {"type": "integer", "minimum": 0}),
+    PINNED_RANK: (
+        "The data-parallel rank to use.",
+        _RANK,
+    ),
     SESSION: ("Requests of one session share a rank where that costs nothing.", {"type": "string"}),
 }
 _DESCRIPTION = (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from api.limits import DEFAULT_MAX_N, MAX_BAD_WORD_CHARS, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from api.limits import MAX_BAD_WORD_CHARS, MAX_SEQUENCES, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from api.structured import options
 from api.structured.options import StructuredOutputsParams
 from engine.errors import InvalidRequestError
@@ -70,7 +70,7 @@ class SamplingParams(EngineSamplingParams, frozen=True, kw_only=True, gc=False):
             elif not is_right(value):
                 raise InvalidRequestError(f"{name} must be {kind}, not {value!r:.80}", name)
         super().__post_init__()
-        check_range("n", self.n, 1, DEFAULT_MAX_N)
+        check_range("n", self.n, 1, MAX_SEQUENCES)
         if self.stop:
             check_stop(self.stop)
         if self.bad_words:

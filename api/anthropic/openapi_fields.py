@@ -3,8 +3,16 @@ them; and examples. For the OpenAPI document only: who reads a field checks it."
 
 from typing import Any
 
-from api.limits import MAX_CALL_ID_CHARS, MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_VALUES
-from api.openapi_fields import TEMPLATE_VARIABLES
+from api.limits import (
+    MAX_CALL_ID_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+    MAX_VALUES,
+)
+from api.openapi_fields import CACHE_SALT, NUMBERS, TEMPLATE_VARIABLES, number
+from engine.limits import MAX_TOKEN_ID
 
 _TEXT = {"type": "string"}
 _NULL = {"type": "null"}
@@ -73,15 +81,43 @@ _OUTPUT_CONFIG = {
     "anyOf": [{"type": "object", "properties": {"effort": _EFFORT, "format": _FORMAT}}, _NULL]
 }
 
-FIELDS: dict[str, Any] = {
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
+_THINKING = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["enabled", "disabled", "adaptive"]},
+                "budget_tokens": number(1, MAX_TOKEN_ID),
+                "display": {"anyOf": [_TEXT, _NULL]},
+            },
+            "required": ["type"],
+        },
+        _NULL,
+    ]
+}
+
+COUNT_FIELDS: dict[str, Any] = {
     "messages": _MESSAGES,
     "system": {"anyOf": [*_content(_TEXT_BLOCK)["anyOf"], _NULL]},
     "tools": {"anyOf": [{"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}, _NULL]},
     "output_config": _OUTPUT_CONFIG,
     "output_format": _FORMAT,
+    "thinking": _THINKING,
     "chat_template_kwargs": TEMPLATE_VARIABLES,
 }
-"""Of a `MessagesBody` and a `CountTokensBody`."""
+"""Of a `CountTokensBody`."""
+
+FIELDS: dict[str, Any] = {
+    **COUNT_FIELDS,
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": MAX_TOKEN_ID},
+    "stop_sequences": {
+        "anyOf": [{"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}, _NULL]
+    },
+    **{name: NUMBERS[name] for name in ("temperature", "top_p", "top_k")},
+    "cache_salt": CACHE_SALT,
+}
+"""Of a `MessagesBody`."""
 
 COUNT_EXAMPLE: dict[str, Any] = {
     "system": "Answer in one sentence.",

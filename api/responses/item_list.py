@@ -2,6 +2,9 @@
 anywhere on. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
 
 from api.limits import MAX_LISTED_ITEMS
 from api.responses.items import Item
@@ -10,6 +13,10 @@ from engine.errors import InvalidRequestError
 
 DEFAULT_LIMIT = 20
 _MAX_DIGITS = 9
+
+PageSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED_ITEMS)]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=10**_MAX_DIGITS)]
+"""For `/openapi.json`: who reads them checks them."""
 
 
 def page(items: Sequence[Item], query: Mapping[str, str]) -> ItemList:

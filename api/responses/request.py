@@ -11,6 +11,7 @@ import msgspec
 from api import prompts, sampling_fields
 from api.limits import (
     MAX_CACHE_SALT_CHARS,
+    MAX_INCLUDED,
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
@@ -165,7 +166,12 @@ def _sampling_params(body: ResponsesBody, defaults: SamplingDefaults) -> Samplin
 
 def _check_choices(body: ResponsesBody) -> None:
     """Fields of which only some values are there, or served."""
-    for i, name in enumerate(body.include or ()):
+    included = body.include or ()
+    if len(included) > MAX_INCLUDED:
+        raise InvalidRequestError(
+            f"include holds {len(included)} names; {MAX_INCLUDED} are the most", "include"
+        )
+    for i, name in enumerate(included):
         _check_choice(f"include[{i}]", name, _INCLUDABLE)
     if body.reasoning is not None:
         _check_choice("reasoning.effort", body.reasoning.effort, _EFFORTS)

@@ -56,7 +56,7 @@ def routes(service: Service) -> list[Route]:
             generates=True,
             summary="The next message of a conversation",
             body=ChatBody,
-            raw_fields=openapi_fields.CHAT,
+            raw_fields=openapi_fields.chat(service.config.max_n),
             example=openapi_fields.CHAT_EXAMPLE,
             answer=ChatCompletion,
             event=ChatChunk,

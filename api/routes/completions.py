@@ -43,7 +43,7 @@ def routes(service: Service) -> list[Route]:
             generates=True,
             summary="How a text goes on",
             body=CompletionBody,
-            raw_fields=openapi_fields.COMPLETION,
+            raw_fields=openapi_fields.completion(service.config.max_n),
             example=openapi_fields.COMPLETION_EXAMPLE,
             answer=Completion,
             event=Completion,

@@ -94,7 +94,7 @@ def routes(service: Service) -> list[Route]:
             count_tokens,
             summary="How many tokens a conversation has",
             body=CountTokensBody,
-            raw_fields=openapi_fields.FIELDS,
+            raw_fields=openapi_fields.COUNT_FIELDS,
             example=openapi_fields.COUNT_EXAMPLE,
             answer=TokenCount,
         ),

@@ -6,7 +6,7 @@ given, cancel it, delete it.
 """
 
 import time
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -48,7 +48,7 @@ def routes(service: Service) -> list[Route]:
             generates=True,
             summary="An answer in items: thoughts, messages, calls",
             body=ResponsesBody,
-            raw_fields={"input": str | list[Any], **openapi_fields.RESPONSE},
+            raw_fields=openapi_fields.RESPONSE,
             example={"input": "Say hi."},
             answer=Response,
             event=Event,
@@ -76,7 +76,7 @@ def routes(service: Service) -> list[Route]:
             _ONE,
             endpoints.retrieve,
             summary="A response that is kept, or its events from anywhere on",
-            query={"stream": bool, "starting_after": int},
+            query={"stream": bool, "starting_after": item_list.Place},
             answer=Response,
             event=Event,
         ),
@@ -93,7 +93,7 @@ def routes(service: Service) -> list[Route]:
             f"{_ONE}/input_items",
             endpoints.list_input,
             summary="What a response was given",
-            query={"after": str, "limit": int, "order": str},
+            query={"after": str, "limit": item_list.PageSize, "order": Literal["asc", "desc"]},
             answer=ItemList,
         ),
     ]

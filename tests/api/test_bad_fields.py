@@ -142,6 +142,7 @@ def _names(error: dict[str, Any], route: Route, name: str) -> bool:
     return str(error["param"]).startswith(name)
 
 
+@pytest.mark.row("S-15", "S-53", "F-36")
 @pytest.mark.parametrize(("route", "name", "kinds"), CASES)
 def test_a_value_of_the_wrong_type_is_refused_by_name(
     server: HttpServer, route: Route, name: str, kinds: set[Any]
@@ -154,6 +155,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(
         assert _names(error, route, name) or "ud800" in value, (value[:50], error)
 
 
+@pytest.mark.row("S-15", "F-36")
 @pytest.mark.parametrize(("route", "name", "kinds"), CASES)
 def test_a_value_at_or_beyond_an_edge_harms_nobody(
     server: HttpServer, route: Route, name: str, kinds: set[Any]
@@ -166,6 +168,71 @@ def test_a_value_at_or_beyond_an_edge_harms_nobody(
             assert _names(error, route, name), (value[:50], error)
 
 
+def _bounds(route: Route) -> Iterator[tuple[str, float, float]]:
+    """What each number of a body may be, as `/openapi.json` has it."""
+    for name, schema in route.raw_fields.items():
+        if isinstance(schema, dict):
+            yield from _bounds_in(name, schema)
+
+
+def _bounds_in(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    if schema.get("type") in ("integer", "number"):
+        yield path, schema["minimum"], schema["maximum"]
+    for each in schema.get("anyOf", ()):
+        yield from _bounds_in(path, each)
+    for name, each in schema.get("properties", {}).items():
+        yield from _bounds_in(f"{path}.{name}", each)
+
+
+BESIDES: dict[str, dict[str, Any]] = {
+    "length_penalty": {"use_beam_search": True},
+    "logprobs": {"echo": False},
+    "repetition_detection.min_count": {"repetition_detection": {"max_pattern_size": 2}},
+    "repetition_detection.min_pattern_size": {"repetition_detection": {"max_pattern_size": 256}},
+    "thinking.budget_tokens": {"thinking": {"type": "enabled"}},
+    "top_logprobs": {"logprobs": True},
+}
+"""What a field means nothing without."""
+
+ELSEWHERE = {
+    "best_of",  # from `n` on
+    "priority",  # this server has none
+    "thinking_token_budget",  # this model has no thoughts: refused whatever it is
+    "truncate_prompt_tokens",  # to the model's length, which no document knows
+}
+
+
+@pytest.mark.row("S-15")
+@pytest.mark.parametrize(
+    ("route", "path", "least", "most"),
+    [
+        pytest.param(route, path, least, most, id=f"{route.path} {path}")
+        for route in _routes()
+        if route.is_hot
+        for path, least, most in _bounds(route)
+        if path not in ELSEWHERE
+    ],
+)
+def test_a_number_just_beyond_its_bounds_is_refused_by_name(
+    server: HttpServer, route: Route, path: str, least: float, most: float
+) -> None:
+    """Those that the document declares are those that are checked."""
+    step = 1 if isinstance(most, int) else 0.5
+    for value in (least - step, most + step):
+        beside = {} if route.path == "/v1/responses" else BESIDES.get(path, {})
+        body = json.loads(json.dumps({**(route.example or {}), **beside}))
+        body.pop("stream", None)
+        *outer, last = path.split(".")
+        holder = body
+        for name in outer:
+            holder = holder.setdefault(name, {})
+        holder[last] = value
+        response = server.http.post(route.path, json=body)
+        assert response.status_code == 400, (value, response.text)
+        assert _names(response.json()["error"], route, path), response.text
+
+
+@pytest.mark.row("S-52", "F-35")
 @pytest.mark.parametrize(
     ("route", "name"),
     [

@@ -1,6 +1,7 @@
 """The OpenAPI document says what the routes do, all of them."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -138,17 +139,41 @@ def test_fields_that_are_left_raw_are_described() -> None:
     }
 
 
-def test_bounds_are_those_that_are_checked(shown: Any) -> None:
-    """Every number of a generating body has them."""
-    for name in ("ChatBody", "CompletionBody"):
-        for field, schema in shown["components"]["schemas"][name]["properties"].items():
-            for kind in schema.get("anyOf", [schema]):
-                if kind.get("type") in ("integer", "number"):
-                    assert kind["minimum"] < kind["maximum"], field
-                if kind.get("type") == "array":
-                    assert "maxItems" in kind or field == "prompt", (
-                        field
-                    )  # its length is the model's
+@pytest.mark.row("S-15")
+def test_every_number_and_every_list_has_its_bounds(shown: Any) -> None:
+    """In bodies, in what they hold, and behind a `?`; of a prompt the model's length is the bound
+    of what is no number."""
+    for path, schema in _inputs(shown):
+        if schema.get("type") in ("integer", "number"):
+            most = schema.get("maximum", schema.get("exclusiveMaximum"))
+            assert most is not None, path
+            assert schema["minimum"] < most, path
+        if schema.get("type") == "array" and not re.search(r"completions.*\.prompt", path):
+            assert "maxItems" in schema, path
+
+
+def _inputs(shown: Any) -> Iterator[tuple[str, Any]]:
+    """All schemas of what clients send, each with where it stands."""
+    for path, operations in shown["paths"].items():
+        for operation in operations.values():
+            for each in operation.get("parameters", ()):
+                yield f"{path}?{each['name']}", each["schema"]
+            if "requestBody" in operation:
+                body = operation["requestBody"]["content"]["application/json"]["schema"]
+                yield from _parts(shown, body, path)
+
+
+def _parts(shown: Any, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if "$ref" in schema:
+        schema = shown["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    yield path, schema
+    for each in schema.get("anyOf", ()):
+        yield from _parts(shown, each, path)
+    for name, each in schema.get("properties", {}).items():
+        yield from _parts(shown, each, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from _parts(shown, schema[key], f"{path}[]")
 
 
 def test_no_field_is_left_undescribed(table: list[Route]) -> None:
