@@ -37,6 +37,10 @@ DEFAULT_MAX_N = 128
 """Of a server; programs that use `LLM` may ask for `MAX_SEQUENCES`."""
 
 MAX_SEQUENCES = 1024
+DEFAULT_NUM_WAITING = 1024
+"""Requests that may wait, beside those that run: some minutes of work, which is longer than most
+clients wait."""
+
 MAX_BEAMS = MAX_LOGPROBS // 2
 """Twice as many tokens are looked at behind each beam: half of them may end it."""
 
@@ -157,6 +161,13 @@ TABLE: dict[str, tuple[Limit, ...]] = {
     "Sequences": (
         Limit("n", DEFAULT_MAX_N, "choices", "best_of too", 1, "--max-n"),
         Limit("n", MAX_SEQUENCES, "sequences", "prompts times n, or best_of"),
+        Limit(
+            "requests",
+            DEFAULT_NUM_WAITING,
+            "sequences",
+            "besides those that run at once: else 503",
+            flag="--max-num-queued-reqs",
+        ),
         Limit("n", MAX_BEAMS, "beams", "with use_beam_search", 1),
         Limit("n", MAX_BEAMS_TOGETHER, "beams", "prompts times n"),
         Limit("length_penalty", MAX_LENGTH_PENALTY, "", "of beam search", -MAX_LENGTH_PENALTY),

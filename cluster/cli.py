@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from cluster import environment
+from cluster import environment, limit_table
 from cluster.batch.cli import make_run_batch
 from cluster.bench.cli import bench, latency, throughput
 from cluster.chat.cli import chat, complete
@@ -59,6 +59,7 @@ def cli() -> None:
     raywire serve scripted     no weights at all, for trying a deployment
     raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
     raywire plan demo -dp 2    the same of a server on this machine or Ray cluster
+    raywire limits             what clients may send
     raywire chat               talk to a running server; `complete` for base models
     raywire run-batch          a file of requests into a file of results
     raywire bench serve        what clients see of a running server
@@ -118,6 +119,17 @@ def _plan_topology(is_json: bool, flags: dict[str, Any]) -> None:
         raise ConfigError(f"--{others[0].replace('_', '-')} matters only with a MODEL")
     shown = (Topology(**given),) if given else STANDARD_DEPLOYMENTS
     click.echo(json.dumps([t.to_json() for t in shown], indent=2) if is_json else table(shown))
+
+
+@cli.command("limits")
+@click.option("--json", "is_json", is_flag=True, help="JSON, for machines.")
+def show_limits(is_json: bool) -> None:
+    """Show the bounds on everything that a client sends.
+
+    What is beyond one is refused before anything is made of it: with a 400 that names the field,
+    or as the line says. A flag at the end of a line is `serve`'s, and changes it.
+    """
+    click.echo(json.dumps(limit_table.to_json(), indent=2) if is_json else limit_table.render())
 
 
 @cli.command(cls=GroupedCommand, epilog=_environment_help())

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from api.limits import DEFAULT_MAX_STORED_RESPONSES, MAX_STORED_RESPONSES
+from api.limits import (
+    DEFAULT_MAX_N,
+    DEFAULT_MAX_STORED_RESPONSES,
+    DEFAULT_NUM_WAITING,
+    MAX_SEQUENCES,
+    MAX_STORED_RESPONSES,
+)
 from api.sampling_defaults import check_override
 from cluster.environment import Environment
 from cluster.placement import Strategy, check_strategy
@@ -36,10 +42,6 @@ Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["mp", "ray"]
 OnDeath = Literal["exit", "replace"]
 
-
-DEFAULT_NUM_WAITING = 1024
-"""Requests that may wait, beside those that run: some minutes of work, which is longer than most
-clients wait."""
 
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 _ROOT_PATH = re.compile(r"/\S*[^/\s]")
@@ -251,6 +253,9 @@ class ServeConfig:
     reasoning_parser: str | None = None
     """How the model marks its thoughts; None: they are part of the answer."""
 
+    max_n: int = DEFAULT_MAX_N
+    """Largest `n` and `best_of` of one request."""
+
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     """Responses of /v1/responses that each API server keeps, to be read again or continued;
     0: none."""
@@ -318,6 +323,8 @@ class ServeConfig:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative, nor without end: {self.shutdown_timeout}"
             )
+        if not 1 <= self.max_n <= MAX_SEQUENCES:
+            raise ConfigError(f"--max-n must be from 1 to {MAX_SEQUENCES}, not {self.max_n}")
         if not 0 <= self.max_stored_responses <= MAX_STORED_RESPONSES:
             raise ConfigError(
                 f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"

@@ -201,6 +201,7 @@ def _make_front(
         tool_call_parser=config.tool_call_parser if config.enable_auto_tool_choice else None,
         reasoning_parser=config.reasoning_parser,
         first_rank=config.ranks.start,
+        max_n=config.max_n,
         max_stored_responses=config.max_stored_responses,
         max_num_queued_reqs=_share(config.queue_limit, num_servers),
         max_num_queued_tokens=_share(config.max_num_queued_tokens, num_servers),

@@ -186,6 +186,12 @@ SERVE_OPTIONS = [
     ),
     _option(
         "HTTP",
+        "--max-n",
+        type=int,
+        help="Choices that a request may ask for: n, best_of. `raywire limits` has other bounds.",
+    ),
+    _option(
+        "HTTP",
         "--max-stored-responses",
         type=int,
         help="Responses of /v1/responses to keep in memory, for GET and previous_response_id.",

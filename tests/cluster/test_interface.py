@@ -18,7 +18,7 @@ _OF_A_SERVER = """
     --enable-chunked-prefill --enable-prefix-caching --generation-config --host
     --kv-cache-memory-bytes
     --linear-backend --log-level --long-prefill-token-threshold --max-model-len
-    --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs
+    --max-n --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs
     --max-stored-responses
     --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
@@ -62,6 +62,7 @@ _OF_A_BENCH = {
 
 FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
 """A dry run takes the command line of the real one."""
+FLAGS["limits"] = "--json"
 FLAGS["run-batch"] = (
     "-i -o --api-key --input-file --max-concurrency --model --output-file --url "
     + (" ".join(sorted(set(_OF_A_SERVER.split()) - set(_NOT_OF_A_BATCH.split()))))
