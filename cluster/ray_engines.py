@@ -94,7 +94,9 @@ class RayEngines:
                 config.data_parallel_size_local,
                 timeout_s=config.placement_timeout,
             )
-            reach = Reach(host=self._host, address=self._lease.session.address)
+            session = self._lease.session
+            # A cluster of our own has the loopback device's, where nobody else reaches us.
+            reach = Reach(host=self._host, address=None if session.is_ours else session.address)
         for chosen in placement.ranks:
             logger.info("placed rank=%d node=%s", self._rank(chosen), chosen.node.label)
         return reach

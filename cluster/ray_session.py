@@ -17,10 +17,8 @@ import contextlib
 import ctypes
 import logging
 import os
-import re
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -29,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from cluster.placement import Node, Resources
+from cluster.ray_refusals import check_reachable, check_version, explain, why_open
 from engine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -38,9 +37,6 @@ CONNECT_TIMEOUT_S = 25.0
 
 _START_TIMEOUT_S = 120.0
 """A cluster of our own is ten processes, on a machine that may be busy."""
-
-_REACH_TIMEOUT_S = 8.0
-"""A node that does not take a TCP connection within it is taken for unreachable."""
 
 _OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray takes: nothing of ours goes through its object store."""
@@ -55,6 +51,9 @@ _BEFORE_IMPORT = {
 _BEFORE_START = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",  # no processes in advance that nobody will use
+    # Its name is of other systems, what it does is of all: the node's address is that of the
+    # loopback device, so nothing of Ray's listens on another one.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Of a cluster of our own."""
 
@@ -65,6 +64,7 @@ def load_ray() -> Any:
         os.environ.setdefault(name, value)
     import ray  # the optional back end: see above
 
+    check_version(ray.__version__)
     root = logging.getLogger("ray")
     root.handlers.clear()  # its lines, if they matter, look like ours
     root.propagate = True
@@ -154,6 +154,9 @@ def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
     _init(ray, named, CONNECT_TIMEOUT_S, address=named)
     session = RaySession(ray, is_ours=False)
     logger.info("connected to Ray %s as node %s", ray.__version__, session)
+    addresses = [row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]]
+    if warning := why_open(os.environ, addresses):
+        logger.warning("%s", warning)
     return session
 
 
@@ -239,57 +242,6 @@ def _our_signal_handlers() -> Iterator[None]:
     finally:
         for signum, action in kept.items():
             sigaction(signum, action, None)
-
-
-def check_reachable(address: str) -> None:
-    """Raise ConfigError unless something takes TCP connections at `host:port`. Ray would try for
-    minutes, and then abort."""
-    host, _, port = address.rpartition(":")
-    try:
-        if not port.isdecimal():
-            raise OSError("that is no host:port")
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        reason = "it does not answer" if isinstance(error, TimeoutError) else error
-        raise ConfigError(
-            f"no Ray cluster can be reached at {address}: {reason}; --ray-address is the head's"
-            " host:port, 6379 unless `ray start --head` was told another"
-        ) from error
-
-
-_VERSIONS = re.compile(
-    r"cluster was started with:\s*Ray: (\S+)\s*Python: (\S+)"
-    r".*was started with:\s*Ray: (\S+)\s*Python: (\S+)",
-    re.DOTALL,
-)
-
-
-def explain(error: BaseException, address: str) -> str:
-    """What an operator should read of Ray's refusal: one line with a way out. Pure."""
-    text = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
-    if versions := _VERSIONS.search(text):
-        return (
-            "the Ray cluster at {} runs Ray {} with Python {}, and this command Ray {} with Python"
-            " {}: all nodes and the command need the same Ray and the same minor version of"
-            " Python".format(address, *versions.groups())
-        )
-    if "InvalidAuthToken" in text or "AuthenticationError" in text:
-        return (
-            f"the Ray cluster at {address} wants another token: set RAY_AUTH_MODE=token and"
-            " RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its head node"
-        )
-    cause = str([*_chain(error)][-1]).strip()
-    if "Traceback" in cause:
-        cause = cause.rpartition("\n")[2]
-    return f"cannot use the Ray cluster at {address}: {' '.join(cause.split())[:500]}"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, its cause, the cause of that, …"""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def describe_node(

@@ -1,4 +1,4 @@
-"""Finding a Ray cluster, and what its refusals become; the real thing is marked slow."""
+"""Finding a Ray cluster; the real thing is marked slow. Refusals are in test_ray_refusals.py."""
 
 import ctypes
 import os
@@ -15,17 +15,8 @@ import pytest
 
 from cluster import ray_session
 from cluster.placement import Node, Resources
-from engine.errors import ConfigError
 from engine.lifecycle import stop_on_signals
 from tests.helpers.server import ROOT, wait_for
-
-VERSION_MISMATCH = """Version mismatch: The cluster was started with:
-    Ray: 2.60.0
-    Python: 3.12.1
-This process on node 10.0.0.7 was started with:
-    Ray: 2.55.1
-    Python: 3.11.7
-"""
 
 
 @pytest.fixture
@@ -39,78 +30,6 @@ def short_folder() -> Iterator[Path]:
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
-
-
-# ------------------------------------------------------------------------------------- refusals
-
-
-def test_another_version_is_told_with_both_sides() -> None:
-    """Ray and Python of the cluster and of the command are in one line."""
-    line = ray_session.explain(RuntimeError(VERSION_MISMATCH), "10.0.0.1:6379")
-
-    assert "10.0.0.1:6379 runs Ray 2.60.0 with Python 3.12.1" in line
-    assert "this command Ray 2.55.1 with Python 3.11.7" in line
-    assert "\n" not in line
-
-
-def test_a_wrong_token_is_told_with_the_variables_to_set() -> None:
-    """Ray's own error says so only in the text of its cause's cause."""
-    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
-    error.__cause__ = RuntimeError("Traceback …\nAuthenticationError: InvalidAuthToken: missing")
-
-    line = ray_session.explain(error, "10.0.0.1:6379")
-
-    assert "RAY_AUTH_MODE=token" in line
-    assert "RAY_AUTH_TOKEN" in line
-
-
-def test_any_other_refusal_becomes_one_line() -> None:
-    """Whatever Ray says, on however many lines."""
-    line = ray_session.explain(RuntimeError("no\n  such\nnode"), "auto")
-
-    assert line == "cannot use the Ray cluster at auto: no such node"
-
-
-def test_the_deepest_cause_is_told() -> None:
-    """Ray's own error says that it failed; why is at the end of a traceback in its cause's text."""
-    error = ConnectionError("Failed to connect")
-    error.__cause__ = RuntimeError("Last error: Traceback …\n  File …\nRpcError: status 404\n")
-
-    line = ray_session.explain(error, "10.0.0.1:6379")
-
-    assert line == "cannot use the Ray cluster at 10.0.0.1:6379: RpcError: status 404"
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "nowhere.invalid:6379", "a:b"])
-def test_an_address_without_a_cluster_is_refused_at_once(address: str) -> None:
-    """Ray would try for minutes; the message says what the address should be."""
-    with pytest.raises(ConfigError, match=r"no Ray cluster can be reached at .*--ray-address"):
-        ray_session.check_reachable(address)
-
-
-def test_what_is_no_address_is_called_so() -> None:
-    """In words, not in Python's."""
-    with pytest.raises(ConfigError, match="at rubbish: that is no host:port"):
-        ray_session.check_reachable("rubbish")
-
-
-def test_a_silent_address_costs_less_than_half_a_minute(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node that takes no connection is given up by our deadline, not by Ray's."""
-    monkeypatch.setattr(ray_session, "_REACH_TIMEOUT_S", 0.1)
-    full = socket.create_server(("127.0.0.1", 0), backlog=0)
-    port = full.getsockname()[1]
-    waiting = [socket.socket() for _ in range(2)]
-    for each in waiting:
-        each.setblocking(False)
-        each.connect_ex(("127.0.0.1", port))
-    try:
-        with pytest.raises(ConfigError, match="does not answer"):
-            ray_session.check_reachable(f"127.0.0.1:{port}")
-    finally:
-        for each in [*waiting, full]:
-            each.close()
 
 
 # ------------------------------------------------------------------------------- finding, nodes
@@ -196,10 +115,13 @@ def test_nobody_imports_ray_who_does_not_use_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("S-38", "S-39")
 def test_a_cluster_of_our_own_is_safe_and_ends_with_us(short_folder: Path) -> None:
-    """It wants a token, which is not left in the home folder; signals reach us; nothing stays."""
+    """It listens on the loopback device only and wants a token, which is not left in the home
+    folder; signals reach us; nothing stays."""
     code = """
 import os, signal, time
+import psutil
 from concurrent.futures import ThreadPoolExecutor
 from cluster import ray_session
 from engine.lifecycle import stop_on_signals
@@ -211,6 +133,11 @@ with stop_on_signals() as stop, ThreadPoolExecutor(1) as pool:
         assert node.node_id == session.node_id and node.address == session.address
         assert node.total.cpus == node.available.cpus >= 7
         assert os.environ["RAY_AUTH_MODE"] == "token"
+        listening = [c for p in psutil.Process().children(recursive=True)
+                     for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert len(listening) > 5
+        found = {c.laddr.ip.removeprefix("::ffff:") for c in listening}
+        assert found <= {"127.0.0.1", "::1"}, listening
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.is_set:
             time.sleep(0.01)
