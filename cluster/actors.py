@@ -27,6 +27,7 @@ from cluster.command_watch import ProcessIdentity, end_with
 from cluster.coordinator_process import CoordinatorServer
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, resolve_portable
+from cluster.wire_reach import check_reach
 from engine import log
 from engine.bound import CoordinatorWires, bind_tcp
 from engine.config import CoordinatorAddresses, EngineConfig
@@ -111,6 +112,7 @@ class EngineActor:
         deadline = Deadline(start_timeout_s)
         _hide_main_module()
         try:
+            self._check_reach()
             process = self._process = EngineProcess(self._config(deadline), self._keys)
         except ConfigError as error:
             return End(exit_code=EXIT_CONFIG, cause=f"on node {self._start.node}: {error}")
@@ -123,6 +125,10 @@ class EngineActor:
         self._is_stopped = True
         if self._process is not None:
             self._process.stop()
+
+    def _check_reach(self) -> None:
+        if self._keys is not None and self._start.model is not None:
+            check_reach(self._start.config.wire, self._keys, self._start.node)
 
     def _config(self, deadline: Deadline) -> EngineConfig:
         """The settings, with the model as it is on this node."""
