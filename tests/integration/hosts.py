@@ -39,6 +39,7 @@ REQUIRE = "REQUIRE_HOSTS"
 which warns about those of its prefix that it does not know."""
 
 _INIT = ROOT / "tests" / "helpers" / "host_init.py"
+_SLOW_LINK = ROOT / "tests" / "helpers" / "slow_link.py"
 _SHM_BYTES = 512 << 20
 _CLONE_NEWNET = 0x40000000
 
@@ -128,6 +129,7 @@ class Host:
 
         self._namespaces = namespaces
         self._switch = switch
+        self._number = number
         self._port = f"port{number}"
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -194,6 +196,33 @@ class Host:
     def heal(self) -> None:
         """Plug it in again."""
         self._switch.ip(f"link set {self._port} up")
+
+    @contextlib.contextmanager
+    def far_away(self, delay_s: float, loss: float = 0.0, seed: int = 0) -> Iterator[None]:
+        """While the block runs, what it sends and what it is sent arrives so many seconds later,
+        and the given fraction never. TCP connections go on."""
+        # eth0 - port1        uplink1 - slow1 - br0:  frames are carried over the gap
+        inner, outer = f"uplink{self._number}", f"slow{self._number}"
+        self._switch.ip(
+            f"link add {inner} type veth peer name {outer}",
+            f"link set {inner} up promisc on",
+            f"link set {outer} master br0 up",
+            f"link set {self._port} nomaster promisc on",
+        )
+        settings = [inner, self._port, str(delay_s), str(loss), str(seed)]
+        carrier = subprocess.Popen(
+            [*self._switch.enter("-n"), sys.executable, "-S", "-E", str(_SLOW_LINK), *settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert carrier.stdout is not None
+        try:
+            assert carrier.stdout.readline() == b"up\n"
+            yield
+        finally:
+            carrier.communicate(timeout=10)  # its standard input ends
+            self._switch.ip(f"link set {self._port} master br0", f"link del {inner}")
+        assert carrier.returncode == 0
 
     def crash(self) -> None:
         """Kill everything that runs on it, at once. Idempotent."""

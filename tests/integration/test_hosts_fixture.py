@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +94,38 @@ def test_a_cut_host_is_out_of_reach_until_healed(two_hosts: tuple[Host, Host]) -
     wait_for_reach(two, one)
     two.run("kill", str(two.processes()[0].pid))
     inhabitant.wait(5)
+
+
+def test_a_far_host_answers_late_and_tcp_mends_what_is_lost(
+    two_hosts: tuple[Host, Host],
+) -> None:
+    """Every way costs the delay, the bytes arrive whole, and afterwards it is near again."""
+    one, two = two_hosts
+    sent = os.urandom(2_000_000)
+
+    def connect() -> tuple[socket.socket, float]:
+        with two.network():
+            began = time.monotonic()
+            client = socket.create_connection(address, timeout=10)
+        return client, time.monotonic() - began
+
+    with one.network(), socket.create_server((one.address, 0)) as server:
+        address = server.getsockname()
+        with two.far_away(0.1, loss=0.01):
+            client, took_s = connect()
+            assert 0.2 <= took_s < 5
+            accepted, _ = server.accept()
+            writer = threading.Thread(target=client.sendall, args=(sent,))
+            writer.start()
+            received = bytearray()
+            while len(received) < len(sent):
+                received += accepted.recv(1 << 16)
+            writer.join(10)
+            assert received == sent
+        near, took_s = connect()
+        assert took_s < 0.1
+        for each in (client, accepted, near):
+            each.close()
 
 
 def test_orphans_are_reaped(two_hosts: tuple[Host, Host]) -> None:
