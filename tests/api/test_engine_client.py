@@ -340,6 +340,7 @@ def test_unreachable_core_fails_the_request_and_then_is_dead(wires: ServerWires)
         run_once(work())
 
 
+@pytest.mark.row("F-22")
 def test_core_that_differs_is_refused_with_the_difference(wires: ServerWires) -> None:
     """Two ranks with different packages would answer differently."""
     other = msgspec.structs.replace(FINGERPRINT, packages={"torch": "2.12"})

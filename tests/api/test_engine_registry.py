@@ -35,6 +35,7 @@ def beat(age_ms: int = 0, epoch: int = 0) -> Heartbeat:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))
+@pytest.mark.row("F-22")
 def test_only_a_later_incarnation_is_news(epochs: list[int]) -> None:
     """Whatever comes in whatever order, the latest is the one that serves; the rest is counted."""
     registry = EngineRegistry(1)
@@ -90,6 +91,7 @@ def test_nobody_speaks_for_another() -> None:
     assert [engine.index for engine in registry.missing()] == [0, 1]
 
 
+@pytest.mark.row("F-22")
 def test_a_core_that_differs_does_not_count_as_ready() -> None:
     """The others go on; the difference is in the error."""
     registry = EngineRegistry(2, first_rank=2)
@@ -101,6 +103,7 @@ def test_a_core_that_differs_does_not_count_as_ready() -> None:
     assert [engine.index for engine in registry.missing()] == [1]
 
 
+@pytest.mark.row("F-22")
 def test_cores_that_are_like_each_other_must_be_like_the_command_too() -> None:
     """Text is made where it runs: another tokenizer there would make rubbish of every answer."""
     registry = EngineRegistry(2)

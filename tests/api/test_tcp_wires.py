@@ -63,6 +63,7 @@ def through_proxies(wires: ServerWires) -> Iterator[tuple[ServerWires, list[TcpP
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.row("F-21")
 def test_an_engine_core_serves_over_encrypted_tcp(host: str) -> None:
     """From READY to its last words, over IPv4 and IPv6."""
     if host == "::1" and not has_ipv6():

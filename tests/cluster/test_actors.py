@@ -59,6 +59,7 @@ def test_a_model_that_is_not_on_the_node_is_a_mistake_that_names_the_node(cache:
     assert end.cause == "on node aa (10.0.0.1): model folder /models/nowhere does not exist"
 
 
+@pytest.mark.row("S-08")
 def test_an_actor_makes_its_own_key_and_shows_the_public_half() -> None:
     """Only where the wires are encrypted; the secret half is nowhere in its answer."""
     plain = start_with()

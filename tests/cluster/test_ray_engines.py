@@ -72,6 +72,7 @@ def test_a_busy_cluster_is_waited_for() -> None:
     assert cluster.now == 2
 
 
+@pytest.mark.row("F-20")
 def test_a_cluster_that_stays_busy_is_given_up_at_the_deadline() -> None:
     """The error has the comparison, and the flag that sets the wait."""
     cluster = Cluster(BusyError("aa has 1 CPU free of 4"))
@@ -81,6 +82,7 @@ def test_a_cluster_that_stays_busy_is_given_up_at_the_deadline() -> None:
     assert cluster.now == 60
 
 
+@pytest.mark.row("F-20")
 def test_ranks_that_never_fit_are_refused_after_a_grace_for_joining_nodes() -> None:
     """Ten seconds, however long the placement timeout is; and less where that is shorter."""
     cluster = Cluster(PlacementError("aa has 4 CPUs"))
@@ -184,6 +186,7 @@ def test_a_refusal_of_settings_names_the_node() -> None:
         ask(FakeRay(a=wrapped), "a", deadline=Deadline(60))
 
 
+@pytest.mark.row("F-22")
 def test_who_is_late_is_named_with_the_last_that_was_heard() -> None:
     """At the deadline; those who have answered are not."""
     with pytest.raises(ServerError) as late:
@@ -221,6 +224,7 @@ def test_closing_ends_the_wait_for_actors() -> None:
 # ------------------------------------------------------------------------------------------- deaths
 
 
+@pytest.mark.row("F-13")
 def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

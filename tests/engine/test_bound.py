@@ -76,6 +76,7 @@ def test_ports_of_a_range_are_taken_one_after_the_other() -> None:
         ("not an address", "cannot bind a wire to not an address"),
     ],
 )
+@pytest.mark.row("F-21")
 def test_an_address_that_is_not_ours_is_refused(host: str, message: str) -> None:
     """The error says which would do; the wildcard never does."""
     with pytest.raises(ConfigError, match=message):

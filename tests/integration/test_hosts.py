@@ -183,7 +183,7 @@ def test_processes_on_all_hosts_are_those_of_the_formula(server: ClusterServer) 
         assert any("APIServer" in title for title in titles) == (host_rank == 0)
 
 
-@pytest.mark.row("S-04", "S-05")
+@pytest.mark.row("F-21", "S-04", "S-05")
 def test_nothing_of_ours_listens_but_http_and_wires(server: ClusterServer) -> None:
     """On any host; Ray's own listeners in our processes are where it was told to have them. Wires
     are bound to the one address that is advertised."""
@@ -233,6 +233,7 @@ def test_tokens_travel_on_the_wires_alone(server: ClusterServer) -> None:
     assert on_others < on_wires / 4, (on_wires, on_others)
 
 
+@pytest.mark.row("F-14")
 def test_a_cut_link_holds_streams_up_and_no_more(server: ClusterServer) -> None:
     """5 s without a network: the rank here goes on, the one beyond pauses, then says the rest.
     Nobody takes it for dead, and no token is lost."""
@@ -278,6 +279,7 @@ def test_job_stop_drains_and_leaves_nothing(cluster: RayCluster, slow_model: Pat
     assert not re.search(r"^ERROR|Traceback|first cause", server.job.log, re.MULTILINE)
 
 
+@pytest.mark.row("F-20")
 def test_too_large_a_server_is_refused_with_what_there_is(cluster: RayCluster) -> None:
     """Within 30 s; the log compares what was asked for with what each node has."""
     before = inventory(cluster)
@@ -305,6 +307,7 @@ def test_an_address_without_a_cluster_is_one_line(cluster: RayCluster) -> None:
     assert "Traceback" not in result.stdout
 
 
+@pytest.mark.row("F-21")
 def test_a_cluster_of_ipv6_addresses() -> None:
     """The wires are bound to such an address, and tokens travel over it."""
     with hosts(2, is_ipv6=True) as machines:

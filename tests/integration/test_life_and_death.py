@@ -238,6 +238,7 @@ def test_what_a_killed_start_leaves_is_swept() -> None:
         ),
     ],
 )
+@pytest.mark.row("F-22")
 def test_a_start_that_takes_too_long_names_who_is_missing(
     title: str, words: tuple[str, ...]
 ) -> None:

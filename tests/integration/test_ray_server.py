@@ -192,6 +192,7 @@ def refusal(*flags: str, env: dict[str, str], timeout_s: float = 60) -> str:
     return line
 
 
+@pytest.mark.row("F-20")
 def test_ranks_that_cannot_fit_are_refused_with_a_comparison(nodes: RayNodes) -> None:
     """Within 30 s, and each node's part in it."""
     too_many = 2 * NUM_CPUS + 1
@@ -203,6 +204,7 @@ def test_ranks_that_cannot_fit_are_refused_with_a_comparison(nodes: RayNodes) ->
     assert line.count(f"has {NUM_CPUS} CPUs") == 2
 
 
+@pytest.mark.row("F-20")
 def test_a_full_cluster_is_waited_for_until_the_deadline(nodes: RayNodes) -> None:
     """The comparison has what is free, and what there is."""
     flags = ("--ray-address", nodes.address)
@@ -224,6 +226,7 @@ def test_a_full_cluster_is_waited_for_until_the_deadline(nodes: RayNodes) -> Non
     assert "--placement-timeout" in line
 
 
+@pytest.mark.row("S-39")
 def test_a_wrong_token_is_refused_in_one_line(nodes: RayNodes) -> None:
     """Ray tries for 20 s before it believes it."""
     wrong = {**nodes.environment, "RAY_AUTH_TOKEN": "0" * 64}
