@@ -414,7 +414,8 @@ class EngineClient:
 
     def _on_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):
-            self._on_gone(self.engines[dead.engine_index], dead.cause)
+            engine = self.engines[dead.engine_index]
+            self._on_gone(engine, dead.cause, is_first=not dead.is_told)
 
     # ----------------------------------------------------------------------------- life and death
 
@@ -466,7 +467,7 @@ class EngineClient:
         self._declare_dead(engine_index, cause)
 
     def _declare_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
-        """Take note of a death. `is_first`: nobody else has seen it, so we log its cause."""
+        """Take note of a death. `is_first`: nobody has logged its cause, so we do."""
         if self.death is not None or self._is_closed:
             return
         engine = None if engine_index is None else self.engines[engine_index]

@@ -45,7 +45,12 @@ class EngineHandle:
 
     def describe(self) -> str:
         """Where it was when last heard of, for post-mortems."""
+        return self.last_seen_in or "no heartbeat yet"
+
+    @property
+    def last_seen_in(self) -> str:
+        """The same; empty where it has not been heard of."""
         if self.heartbeat is None:
-            return "no heartbeat yet"
+            return ""
         phase = Phase(self.heartbeat.phase).name
         return f"step {self.heartbeat.step}, {phase} for {self.heartbeat.age_ms / 1000:.1f} s"

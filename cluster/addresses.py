@@ -111,9 +111,13 @@ class WireBinder:
 
 
 def wire_config(
-    api_servers: Sequence[ServerWires], coordinator: CoordinatorAddresses | None = None
+    api_servers: Sequence[ServerWires],
+    coordinator: CoordinatorAddresses | None = None,
+    *,
+    are_deaths_apart: bool = False,
 ) -> WireConfig:
-    """Where the engine cores connect: the API servers by index, then the coordinator."""
+    """Where the engine cores connect: the API servers by index, then the coordinator. Where the
+    deaths of several are apart, each core tells its own first cause."""
     requests = [wires.request.address for wires in api_servers]
     outputs = [wires.output.address for wires in api_servers]
     keys = [wires.public_key for wires in api_servers]
@@ -127,6 +131,7 @@ def wire_config(
         request_addresses=tuple(requests),
         output_addresses=tuple(outputs),
         coordinator_index=None if coordinator is None else len(api_servers),
+        tells_first_cause=coordinator is None or are_deaths_apart,
         curve=CurveConfig(server_public_keys=public_keys) if public_keys else None,
     )
 

@@ -139,7 +139,10 @@ class _Command:
     def _on_ping(self) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # it has ended, and so do we
-            self._loop.call_soon_threadsafe(self.channel.send, Pong())
+            self._loop.call_soon_threadsafe(self._pong)
+
+    def _pong(self) -> None:
+        self.channel.send(Pong([engine.last_seen_in for engine in self._client.engines]))
 
     def _listen(self) -> None:
         while True:

@@ -87,6 +87,8 @@ class ApiServers:
         self._metrics = MetricsHub(self._channels)
         self._pulse = Pulse()
         self._their_ends = [theirs for _, theirs in ends]
+        self._last_seen: list[str] = []
+        """What each engine core was doing; the latest that any API server has said."""
 
     # ------------------------------------------------------------------------- what launch asks
 
@@ -142,6 +144,10 @@ class ApiServers:
             logger.error("first cause: %s%s", who, cause)
         for channel in self._channels:
             channel.send(Death(engine_index, cause))
+
+    def last_seen(self, engine_index: int) -> str:
+        last_seen = self._last_seen
+        return last_seen[engine_index] if last_seen else ""
 
     @property
     def heeds_stop(self) -> bool:
@@ -239,7 +245,8 @@ class ApiServers:
                     self._metrics.ask(index, number)
                 case Part(families):
                     self._metrics.take(index, families)
-                case Pong():
+                case Pong(last_seen):
+                    self._last_seen = last_seen
                     with self._lock:
                         self._pulse.take(index, time.monotonic())
                 case Wires() | Begin() | Serve() | Allow() | PartWanted() | Whole() | Ping():

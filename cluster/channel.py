@@ -108,6 +108,9 @@ class Ping(Message, frozen=True):
 class Pong(Message, frozen=True):
     """From an API server: it does."""
 
+    last_seen: list[str]
+    """What each engine core was doing when it was last heard of; empty: it has not been."""
+
 
 ToApiServer = Wires | Begin | Serve | Allow | Death | PartWanted | Whole | Ping
 FromApiServer = Loaded | Refusal | Death | Scrape | Part | Pong

@@ -37,8 +37,8 @@ class EngineGroup(Protocol):
     Made with two callbacks. `on_death(index, epoch, cause)` is called once per dead incarnation,
     from a thread of the group's own; index None is the coordinator. `has_said_why(index, epoch)`
     tells whether the cause of its end is in the log already, by its own last words or because
-    nobody waits for it any more; where it is not, the group logs it as the first cause. The first
-    incarnation has epoch 0.
+    nobody waits for it any more; where it is not, the group logs it as the first cause, with what
+    `last_seen(index)` knows of what the core was doing. The first incarnation has epoch 0.
     """
 
     def place(self, model: ResolvedModel) -> Reach:

@@ -72,6 +72,11 @@ class Front(Protocol):
         """What ended the server."""
         ...
 
+    def last_seen(self, engine_index: int) -> str:
+        """What an engine core was doing when it was last heard of; empty: it has not been. From any
+        thread."""
+        ...
+
     @property
     def heeds_stop(self) -> bool:
         """Whether all engine cores would act on a stop: they have loaded, and none hangs."""
@@ -144,6 +149,9 @@ class OwnApiServer:
     @property
     def death(self) -> EngineDeadError | None:
         return self._client.death
+
+    def last_seen(self, engine_index: int) -> str:
+        return self._client.engines[engine_index].last_seen_in
 
     @property
     def heeds_stop(self) -> bool:

@@ -146,7 +146,9 @@ class _Server:
         quantization = self._config.engine.quantization
         expected = None if reach.host is None else fingerprint.take(model.path, quantization)
         self.front.begin(model.path, coordinator, deadline, expected)
-        self._engines.start(model, wire_config(wires, coordinator), self.front.allow, deadline)
+        replaces = self._config.on_engine_death == "replace"
+        wire = wire_config(wires, coordinator, are_deaths_apart=replaces)
+        self._engines.start(model, wire, self.front.allow, deadline)
         self._engines.watch()
         return model.path
 
@@ -246,6 +248,7 @@ def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
         config,
         lambda index, _, cause: front.mark_dead(index, cause),
         lambda *_: front.death is not None,
+        front.last_seen,
     )
 
 

@@ -39,7 +39,7 @@ class LocalEngines:
 
     Args:
         config: what was asked for.
-        on_death, has_said_why: see `engine_group.EngineGroup`.
+        on_death, has_said_why, last_seen: see `engine_group.EngineGroup`.
     """
 
     def __init__(
@@ -47,12 +47,15 @@ class LocalEngines:
         config: ServeConfig,
         on_death: Callable[[int | None, int, str], None],
         has_said_why: Callable[[int | None, int], bool],
+        last_seen: Callable[[int], str] = lambda _: "",
     ) -> None:
         self._config = config
         self._replaces = config.on_engine_death == "replace"
+        self._last_seen = last_seen
         self._supervisor = Supervisor(
             lambda number, epoch, cause: on_death(self._index(number), epoch, cause),
             lambda number, epoch: has_said_why(self._index(number), epoch),
+            self._last_seen_child,
             are_deaths_apart=self._replaces,
         )
         self._coordinators: list[Child] = []
@@ -142,3 +145,8 @@ class LocalEngines:
         """Which engine core a child is; None is the coordinator."""
         index = number - len(self._coordinators)
         return None if index < 0 else index
+
+    def _last_seen_child(self, number: int) -> str:
+        """Nobody listens to the coordinator's heart."""
+        index = self._index(number)
+        return "" if index is None else self._last_seen(index)

@@ -60,7 +60,7 @@ class RayEngines:
 
     Args:
         config: what was asked for.
-        on_death, has_said_why: see `engine_group.EngineGroup`.
+        on_death, has_said_why, last_seen: see `engine_group.EngineGroup`.
     """
 
     def __init__(
@@ -68,10 +68,12 @@ class RayEngines:
         config: ServeConfig,
         on_death: Callable[[int | None, int, str], None],
         has_said_why: Callable[[int | None, int], bool],
+        last_seen: Callable[[int], str] = lambda _: "",
     ) -> None:
         self._config = config
         self._on_death = on_death
         self._has_said_why = has_said_why
+        self._last_seen = last_seen
         self._lease = RayLease("engine cores")
         self._placement: Placement | None = None
         self._engines: list[Actor] = []
@@ -251,7 +253,7 @@ class RayEngines:
         if end.exit_code == EXIT_CONFIG and end.cause is not None:
             self._on_death(actor.index, _EPOCH, end.cause)
             return
-        line = f"{actor} {end.cause or describe_exit(end.exit_code)}"
+        line = f"{actor} {end.cause or describe_exit(end.exit_code)}{self._where(actor)}"
         # What ended without a word may not be the first: a node takes all its ranks with it.
         has_said_why = partial(self._has_said_why, actor.index, _EPOCH)
         if self._last_words_arrive(has_said_why) if end.cause is None else has_said_why():
@@ -259,6 +261,10 @@ class RayEngines:
         else:
             logger.error("first cause: %s", line)
         self._on_death(actor.index, _EPOCH, line)
+
+    def _where(self, actor: Actor) -> str:
+        seen = "" if actor.index is None else self._last_seen(actor.index)
+        return f"; last seen in {seen}" if seen else ""
 
     def _last_words_arrive(self, has_said_why: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + _LAST_WORDS_S

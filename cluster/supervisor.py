@@ -11,6 +11,7 @@ of them is meant says the epoch.
 
 import logging
 import multiprocessing
+import socket
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from engine.lifecycle import (
     end_processes,
     group_signals_held_back,
 )
+from workers.death_signs import DeathSigns
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +67,27 @@ class Child:
     it."""
 
 
-def judge(child: Child, pid: int | None, exit_code: int | None) -> tuple[bool, str]:
+def judge(
+    child: Child, pid: int | None, exit_code: int | None, last_seen: str = "", signs: str = ""
+) -> tuple[bool, str]:
     """Decide what the end of a child means.
+
+    Args:
+        child: which one.
+        pid: of its process.
+        exit_code: negative: the signal that killed it.
+        last_seen: what it was doing when it was last heard of, if anybody knows.
+        signs: what else the machine knows of it (`workers.death_signs`).
 
     Returns:
         Whether it may have said why itself (a killed process cannot), and a line for the log.
     """
-    line = f"{child.kind} {child.title} pid={pid} {describe_exit(exit_code)}"
-    return exit_code is None or exit_code >= 0, line
+    who = f"{child.kind} {child.title} pid={pid} node={socket.gethostname()}"
+    where = f" in {last_seen}" if last_seen else ""
+    return (
+        exit_code is None or exit_code >= 0,
+        f"{who} {describe_exit(exit_code)}{where}{signs}",
+    )
 
 
 class Supervisor:
@@ -83,6 +98,7 @@ class Supervisor:
             and the cause.
         has_said_why: whether the first cause of that child's end is in the log already: by its own
             last words, or because another has died before.
+        last_seen: what a child was doing when it was last heard of; empty: nobody knows.
         are_deaths_apart: whether children outlive each other, so that each death has a first cause
             of its own.
     """
@@ -91,11 +107,14 @@ class Supervisor:
         self,
         on_death: Callable[[int, int, str], None],
         has_said_why: Callable[[int, int], bool],
+        last_seen: Callable[[int], str] = lambda _: "",
         *,
         are_deaths_apart: bool = False,
     ) -> None:
         self._on_death = on_death
         self._has_said_why = has_said_why
+        self._last_seen = last_seen
+        self._signs = DeathSigns()
         self._are_deaths_apart = are_deaths_apart
         self._lock = threading.Lock()
         self._is_closed = False
@@ -218,7 +237,13 @@ class Supervisor:
 
     def _report(self, index: int, child: Child, process: BaseProcess) -> None:
         process.join()
-        may_have_spoken, line = judge(child, process.pid, process.exitcode)
+        may_have_spoken, line = judge(
+            child,
+            process.pid,
+            process.exitcode,
+            self._last_seen(index),
+            self._signs.of_exit(process.exitcode),
+        )
         if (
             self._has_told
             or self._has_said_why(index, child.epoch)

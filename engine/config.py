@@ -240,6 +240,10 @@ class WireConfig:
     """Given where the addresses are TCP: those wires are encrypted. None on ipc, which is private
     without."""
 
+    tells_first_cause: bool = True
+    """Whether the end of this engine core is a fault of its own, whose first cause it logs itself.
+    Of several that end together one was the first, and only who hears of all can tell."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

@@ -275,6 +275,20 @@ def here_only(function: Callable[P, object]) -> Callable[P, None]:
     return call
 
 
+def log_end_of_rank(cause: str, *, is_first: bool) -> None:
+    """Log why an engine core cannot go on, from within it.
+
+    Args:
+        cause: with its traceback, if there is one.
+        is_first: whether it is a first cause, as far as this core can tell
+            (`WireConfig.tells_first_cause`). Else it is for the server to say.
+    """
+    if is_first:
+        logger.error("first cause: %s", cause)
+    else:
+        logger.warning("this rank ends: %s", cause)
+
+
 def describe_exit(exit_code: int | None) -> str:
     """An exit code as an operator reads it: `exit code 3`, `killed by SIGKILL`."""
     if exit_code is None:

@@ -87,14 +87,14 @@ class OutputThread:
         """Send `outputs` to one API server. From any thread; never blocks."""
         self._outbox.put((client_index, outputs))
 
-    def finish(self, cause: str, linger_ms: int) -> bool:
+    def finish(self, cause: str, linger_ms: int, *, is_told: bool = True) -> bool:
         """Send DEAD after everything that was put, as the last message to every API server.
 
         ZeroMQ goes on delivering for `linger_ms` at most. Returns whether the thread has ended, so
         that its context can be ended too.
         """
         self._linger_ms = linger_ms
-        dead = EngineDead("ENGINE_CORE_DEAD", self._engine_index, self._epoch, cause)
+        dead = EngineDead("ENGINE_CORE_DEAD", self._engine_index, self._epoch, cause, is_told)
         self._outbox.put(dead)
         self._thread.join(FINISH_TIMEOUT_S)
         if self._thread.is_alive():

@@ -20,10 +20,13 @@ cause is in the log), and death by the stop signal where that ended it.
 
 import contextlib
 import logging
+import os
 import queue
 import signal
+import socket
 import sys
 import time
+import traceback
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NoReturn
@@ -127,11 +130,17 @@ class EngineProcess:
         except FencedError as error:
             cause, exit_code = str(error), EXIT_FAILED
             logger.warning("ending: %s", cause)
-        except Exception as error:
-            cause, exit_code = f"{type(error).__name__}: {error}", EXIT_FAILED
-            logger.exception("first cause: the engine core has failed: %s", cause)
+        except Exception as error:  # noqa: BLE001 - the top of the process
+            cause, exit_code = self._describe(error), EXIT_FAILED
+            lifecycle.log_end_of_rank(
+                f"{cause}\n{traceback.format_exc()}", is_first=self._config.wire.tells_first_cause
+            )
         # Who stops us knows why, and may have closed its socket by now.
-        self._end(cause, STOPPED_LINGER_MS if exit_code < 0 else DEAD_LINGER_MS)
+        self._end(
+            cause,
+            STOPPED_LINGER_MS if exit_code < 0 else DEAD_LINGER_MS,
+            is_told=exit_code != EXIT_FAILED or self._config.wire.tells_first_cause,
+        )
         return exit_code
 
     def stop(self) -> None:
@@ -224,14 +233,15 @@ class EngineProcess:
         )
         return ready
 
-    def _end(self, cause: str, linger_ms: int) -> None:
+    def _end(self, cause: str, linger_ms: int, *, is_told: bool) -> None:
         """Tell the API servers, end the workers, then threads and sockets."""
         logger.info("engine core ends, cause: %s", cause)
         if self._input is not None:
             self._input.close()
         try:
             output = self._output or self._start_output()
-            has_ended = output.finish(sendable(cause)[:MAX_CAUSE_CHARS], linger_ms)
+            last_words = sendable(cause)[:MAX_CAUSE_CHARS]
+            has_ended = output.finish(last_words, linger_ms, is_told=is_told)
         finally:
             if self._executor is not None:
                 self._executor.close()
@@ -254,6 +264,16 @@ class EngineProcess:
         if core is None:
             return Progress(Phase.LOADING, self._began, 0)
         return Progress(core.phase, core.phase_began, core.num_steps)
+
+    def _describe(self, error: Exception) -> str:
+        """What an operator needs of a bug of ours: which process, what it was at, and what
+        happened."""
+        phase, _, num_steps = self._progress()
+        rank = self._config.parallel.data_parallel_rank
+        return (
+            f"EngineCore_DP{rank} pid={os.getpid()} node={socket.gethostname()} failed in step"
+            f" {num_steps}, {phase.name}: {type(error).__name__}: {error}"
+        )
 
     def _report_executor_failure(self, cause: str) -> None:
         self._inbox.put(ExecutorFailed(cause))

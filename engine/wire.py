@@ -397,6 +397,9 @@ class EngineDead(Message, frozen=True):
     engine_index: Rank
     epoch: Epoch
     cause: Cause
+    is_told: bool = True
+    """Whether the cause needs no ERROR any more. False: of several ranks that fail alike only one
+    was the first, so whoever hears of the first logs it."""
 
 
 # -------------------------------------------------------------- between API servers and coordinator

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import math
 import shutil
+import socket
 import threading
 import time
 import traceback
@@ -41,6 +42,7 @@ from engine.step import (
     WorkerStats,
 )
 from workers import first_cause, process, rpc, shared_memory
+from workers.death_signs import DeathSigns
 from workers.pending_calls import PendingCall, PendingCalls
 from workers.ring import MAX_READERS, Ring, RingWriter
 from workers.shared_memory import NamelessFile
@@ -110,6 +112,7 @@ class MultiprocExecutor:
         self._replied_s = -math.inf
         self._failure: Exception | None = None
         self._failure_lock = threading.Lock()
+        self._signs = DeathSigns()
         self._is_closing = threading.Event()
         self._follow_thread = threading.Thread(target=self._follow, name="workers", daemon=True)
         self._resources = contextlib.ExitStack()
@@ -342,14 +345,16 @@ class MultiprocExecutor:
         if not deaths and not failures:
             return  # a process is ending; it has an exit code the next time
         rank = first_cause.choose(deaths, failures)
-        name = self._workers[rank].name
+        name = f"{self._workers[rank].name} node={socket.gethostname()}"
         failed = failures.get(rank)
         if failed is None:
-            self._fail(ExecutorError(f"{name} {_ended(deaths[rank])} {self._when(rank)}"))
+            signs = self._signs.of_exit(deaths[rank])
+            self._fail(ExecutorError(f"{name} {_ended(deaths[rank])} {self._when(rank)}{signs}"))
         elif failed.kind == "config":
             self._fail(ConfigError(failed.message))
         else:
-            cause = f"{name} failed in {failed.doing}: {failed.message}"
+            signs = self._signs.of_error(failed.message)
+            cause = f"{name} failed in {failed.doing}: {failed.message}{signs}"
             self._fail(ExecutorError(cause), failed.traceback)
 
     def _when(self, rank: int) -> str:
@@ -367,7 +372,10 @@ class MultiprocExecutor:
                 return
             self._failure = error
         if isinstance(error, ExecutorError):
-            logger.error("first cause: %s%s", error, traceback_text and f"\n{traceback_text}")
+            lifecycle.log_end_of_rank(
+                f"{error}{traceback_text and chr(10)}{traceback_text}",
+                is_first=self._config.wire.tells_first_cause,
+            )
         self._pending.fail(error)
         if isinstance(error, ExecutorError):
             self._on_failure(error.cause)

@@ -72,11 +72,11 @@ def cpu_kv_budget(free_bytes: int, world_size: int, num_local_engines: int) -> i
 def available_cores() -> int:
     """Cores this process may keep busy."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for folder in _cgroups("cpu"):
+    for folder in cgroups("cpu"):
         # "max" in version 2 and -1 in version 1 are no limit.
-        quota, period = _read(folder / "cpu.max").split() or (
-            _read(folder / "cpu.cfs_quota_us").strip(),
-            _read(folder / "cpu.cfs_period_us").strip(),
+        quota, period = read(folder / "cpu.max").split() or (
+            read(folder / "cpu.cfs_quota_us").strip(),
+            read(folder / "cpu.cfs_period_us").strip(),
         )
         if quota.isdecimal():
             cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
@@ -85,17 +85,23 @@ def available_cores() -> int:
 
 def total_memory() -> int:
     """Bytes of memory this process could ever have."""
-    return min([_meminfo("MemTotal"), *map(_memory_limit, _cgroups("memory"))])
+    return min([_meminfo("MemTotal"), *map(_memory_limit, cgroups("memory"))])
 
 
 def available_memory() -> int:
     """Bytes of memory this process could still get without swapping or being killed."""
-    return min([_meminfo("MemAvailable"), *map(_headroom, _cgroups("memory"))])
+    return min([_meminfo("MemAvailable"), *map(_headroom, cgroups("memory"))])
+
+
+def group_memory_limit() -> int | None:
+    """Bytes that our control group may use; None where there is no limit."""
+    limit = min([_UNLIMITED, *map(_memory_limit, cgroups("memory"))])
+    return limit if limit < min(_UNLIMITED, _meminfo("MemTotal")) else None
 
 
 def resident_memory() -> int:
     """Bytes of memory this process occupies now."""
-    pages = _read(Path("/proc/self/statm")).split()
+    pages = read(Path("/proc/self/statm")).split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 
@@ -104,9 +110,9 @@ def _headroom(cgroup: Path) -> int:
     if limit == _UNLIMITED:
         return limit
     is_version_2 = (cgroup / "memory.max").exists()
-    used = int(_read(cgroup / ("memory.current" if is_version_2 else "memory.usage_in_bytes")) or 0)
+    used = int(read(cgroup / ("memory.current" if is_version_2 else "memory.usage_in_bytes")) or 0)
     # Cached file pages count as used, yet are given up when memory is wanted.
-    for line in _read(cgroup / "memory.stat").splitlines():
+    for line in read(cgroup / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == ("inactive_file" if is_version_2 else "total_inactive_file"):
             used -= int(value)
@@ -114,14 +120,14 @@ def _headroom(cgroup: Path) -> int:
 
 
 def _memory_limit(cgroup: Path) -> int:
-    text = _read(cgroup / "memory.max") or _read(cgroup / "memory.limit_in_bytes")
+    text = read(cgroup / "memory.max") or read(cgroup / "memory.limit_in_bytes")
     return min(int(text), _UNLIMITED) if text.strip().isdecimal() else _UNLIMITED
 
 
-def _cgroups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
+def cgroups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
     """Our control group and all above it, as far as they are visible: of version 2, and of version
     1, in which each controller has groups of its own."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    for line in read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -132,17 +138,17 @@ def _cgroups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
 
 
 def _meminfo(field: str) -> int:
-    for line in _read(Path("/proc/meminfo")).splitlines():
+    for line in read(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
     return _UNLIMITED
 
 
-def _read(file: Path) -> str:
+def read(file: Path | str) -> str:
     """A file of the kernel's, or nothing where this kernel or container does not show it."""
     try:
-        return file.read_text()
+        return Path(file).read_text()
     except OSError:
         return ""
 

@@ -60,7 +60,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         Serve(),
         Refusal("no such model"),
         Ping(),
-        Pong(),
+        Pong(["step 3, EXECUTE for 0.1 s", ""]),
     ],
 )
 def test_messages_arrive_as_they_were_said(

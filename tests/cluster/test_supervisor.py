@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -93,8 +94,10 @@ def test_a_killed_core_is_the_first_cause(
     os.kill(pid, signal.SIGKILL)
 
     assert parent.died.wait(10)
-    cause = f"engine core EngineCore_DP0 pid={pid} killed by SIGKILL"
-    assert parent.deaths == [(0, 0, cause)]
+    who = f"engine core EngineCore_DP0 pid={pid} node={socket.gethostname()}"
+    [(index, epoch, cause)] = parent.deaths
+    assert (index, epoch) == (0, 0)
+    assert cause.startswith(f"{who} killed by SIGKILL")
     assert first_causes(caplog) == [f"first cause: {cause}"]
 
 
@@ -248,5 +251,11 @@ def test_only_a_killed_core_cannot_have_said_why(
     """Whether last words are worth waiting for."""
     assert judge(core(sleep), 7, exit_code) == (
         may_have_spoken,
-        f"engine core EngineCore_DP0 pid=7 {words}",
+        f"engine core EngineCore_DP0 pid=7 node={socket.gethostname()} {words}",
     )
+
+
+def test_a_death_says_what_the_process_was_doing_and_what_the_machine_knows() -> None:
+    """All in the one line that an operator reads."""
+    _, line = judge(core(sleep), 7, -9, "step 3, EXECUTE for 0.2 s", "; out of memory")
+    assert line.endswith(" killed by SIGKILL in step 3, EXECUTE for 0.2 s; out of memory")

@@ -203,7 +203,7 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBu
     (Heartbeat(0, 1, 2, 3, Phase.EXECUTE), "950001020303"),
     (
         EngineDead("ENGINE_CORE_DEAD", 0, 1, "cause"),
-        "94b0454e47494e455f434f52455f444541440001a56361757365",
+        "95b0454e47494e455f434f52455f444541440001a56361757365c3",
     ),
     (EngineLoad(2, 1, 3, 4, 0.5, [5, 2]), "9602010304cb3fe0000000000000920502"),
     (

@@ -50,7 +50,7 @@ class LoudlyClosed(FakeExecutor):
 def lose_last_words(config: EngineConfig, on_failure: OnFailure) -> FakeExecutor:
     """DEAD cannot be sent."""
 
-    def fail(self: OutputThread, cause: str, linger_ms: int) -> bool:
+    def fail(self: OutputThread, cause: str, linger_ms: int, *, is_told: bool = True) -> bool:
         raise ZeroDivisionError("scripted fault")
 
     OutputThread.finish = fail  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)
     groups = (inner, inner.parent, tmp_path)
-    monkeypatch.setattr(resources, "_cgroups", lambda controller: iter(groups))
+    monkeypatch.setattr(resources, "cgroups", lambda controller: iter(groups))
     return inner
 
 
@@ -60,10 +60,10 @@ def test_groups_of_both_versions_are_found(monkeypatch: pytest.MonkeyPatch, tmp_
     group and those above it, up to where the file system begins."""
     lines = "9:name=systemd:/x\n4:memory:/a/b\n3:cpu,cpuacct:/pod/c\n0::/pod/c\n"
     monkeypatch.setattr(resources, "_CGROUP_ROOT", tmp_path)
-    monkeypatch.setattr(resources, "_read", lambda file: lines)
-    paths = [str(folder.relative_to(tmp_path)) for folder in resources._cgroups("cpu")]
+    monkeypatch.setattr(resources, "read", lambda file: lines)
+    paths = [str(folder.relative_to(tmp_path)) for folder in resources.cgroups("cpu")]
     assert paths == ["cpu/pod/c", "cpu/pod", "cpu", "pod/c", "pod", "."]
-    paths = [str(folder.relative_to(tmp_path)) for folder in resources._cgroups("memory")]
+    paths = [str(folder.relative_to(tmp_path)) for folder in resources.cgroups("memory")]
     assert paths == ["memory/a/b", "memory/a", "memory", "pod/c", "pod", "."]
 
 
