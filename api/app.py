@@ -1,7 +1,7 @@
 """The application: routes, errors in OpenAI's shape, and the edge around them.
 
-    request -> edge -> CORS -> gate -> fast lane -> endpoint              generating routes
-                                                 -> FastAPI -> endpoint   everything else
+    request -> edge -> CORS -> gate -> fast lane -> guard -> endpoint              generating routes
+                                                 -> FastAPI -> guard -> endpoint   everything else
 
 FastAPI and Starlette wrap each call several times over, and each message of a stream. For a route
 that answers in a millisecond that is a third of the work, so the generating routes, which are in
@@ -21,7 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import errors
 from api.cors import with_cors
 from api.edge import Edge, Gate
+from api.errors import HttpError
+from api.guard import Guard
 from api.routes import (
+    admin,
     chat,
     completions,
     docs,
@@ -45,12 +48,12 @@ def build(service: Service) -> ASGIApp:
     """The whole HTTP surface of one API server."""
     table = all_routes(service)
     generating = {(method, r.path) for r in table if r.generates for method in r.methods}
-    app = Gate(FastLane(framework(table), table), service, generating)
+    app = Gate(FastLane(framework(table, service.guard), table), service, generating)
     return Edge(with_cors(app, service.config), service)
 
 
 def all_routes(service: Service) -> list[Route]:
-    """The table of routes."""
+    """The table of routes, each behind the guard."""
     parts = (
         chat,
         completions,
@@ -63,17 +66,18 @@ def all_routes(service: Service) -> list[Route]:
         server,
         health,
         metrics,
+        admin,
     )
     table = [route for part in parts for route in part.routes(service)]
     table += invocations.routes(service, table)
     if service.config.has_docs:
         table += docs.routes(service, table)
-    return table
+    return [service.guard.over(route) for route in table]
 
 
-def framework(routes: Sequence[Route]) -> FastAPI:
-    """FastAPI with all routes in its table."""
-    on_routing_error = _RoutingErrors(routes).answer
+def framework(routes: Sequence[Route], guard: Guard | None = None) -> FastAPI:
+    """FastAPI with all routes in its table. `guard`: asked about requests that no route takes."""
+    on_routing_error = _RoutingErrors(routes, guard).answer
     app = FastAPI(
         title="raywire",
         docs_url=None,
@@ -132,15 +136,22 @@ def _methods(route: Route) -> list[str]:
 
 
 class _RoutingErrors:
-    """What requests get that no route takes: 404, or what the path's routes do take."""
+    """What requests get that no route takes: 404, or what the path's routes do take; 401 before
+    that, since who has no key need not know what there is."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Iterable[Route], guard: Guard | None) -> None:
+        self._guard = guard
         self._routes = [
             (route.path, compile_path(route.path)[0], _methods(route)) for route in routes
         ]
 
     async def answer(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if self._guard is not None:
+            try:
+                self._guard.check(request.scope)
+            except HttpError as refusal:
+                return errors.error_response(errors.describe(refusal))
         path, headers = request.url.path, dict[str, str]()
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(self._allowed(path))

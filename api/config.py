@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api import limits
+from api.keys import AccessConfig
 from engine.config import Policy
 from engine.errors import ConfigError
 
@@ -103,6 +104,12 @@ class ApiConfig:
 
     has_docs: bool = True
     """Whether there are `/openapi.json` and `/docs` (`--disable-fastapi-docs`)."""
+
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Keys, and what they open."""
+
+    profile_dir: str | None = None
+    """Where an administrator's profiles go; None: nowhere, and there are none."""
 
     max_stored_responses: int = limits.DEFAULT_MAX_STORED_RESPONSES
     """So many responses of /v1/responses are kept, to be read again or continued

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from api import tenant
 from api.dispatcher import Dispatcher
 from api.engine_handle import EngineHandle, Loss
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
@@ -301,6 +302,8 @@ class EngineClient:
             UnavailableError: it is not up, or none is.
         """
         self._raise_if_dead()
+        if (salt := tenant.salted(request.cache_salt)) != request.cache_salt:
+            request = msgspec.structs.replace(request, cache_salt=salt)
         if request.client_index != self._client_index:
             request = msgspec.structs.replace(request, client_index=self._client_index)
         return self._dispatcher.dispatch(request, wakeup, timeline, session, follows)

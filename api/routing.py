@@ -2,13 +2,16 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+Access = Literal["key", "open", "metrics", "admin"]
+"""Who may use a route (`guard`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,9 @@ class Route:
     """As FastAPI has it: `/v1/models/{name:path}`."""
 
     endpoint: Endpoint
+    access: Access = "key"
+    """Who may use it. Unless said otherwise, who has one of the API's keys."""
+
     is_hot: bool = False
     """Called for every token or two of work: it goes past the framework (`app.FastLane`)."""
 

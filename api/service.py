@@ -12,6 +12,7 @@ from api.brought_templates import BroughtTemplates
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from api.guard import Guard
 from api.input_processor import InputProcessor
 from api.markup import Markup
 from api.metric_families import render
@@ -51,6 +52,7 @@ class Service:
     ) -> None:
         self.config = config
         self.client = client
+        self.guard = Guard(config.access, config.allowed_origins)
         self.metrics = Metrics(config.served_model_names[0], len(client.engines), config.first_rank)
         self.admission = Admission(
             config.max_num_queued_reqs,
@@ -89,6 +91,11 @@ class Service:
             "Requests refused because a limit was reached, by its name",
             "reason",
             lambda: self.admission.num_refused,
+        )
+        self.metrics.watch(
+            "unauthorized_requests",
+            "Requests refused for want of a valid key",
+            lambda: self.guard.num_refused,
         )
         if exchange is not None:
             exchange.attach(self.metrics.read)

@@ -186,6 +186,9 @@ class _CoreTarget:
         if is_start == (self._profile_directory is not None):
             state = f"runs already, into {self._profile_directory}" if is_start else "does not run"
             raise RequestFailedError(f"the profiler {state}")
+        if is_start:
+            with contextlib.suppress(OSError):
+                os.makedirs(directory, exist_ok=True)
         # Checked here, because a worker that cannot write its trace ends the engine core.
         if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
             raise RequestFailedError(f"{directory} is no folder that can be written to")

@@ -36,16 +36,17 @@ def routes(service: Service) -> list[Route]:
         return _answer(service.state, bad=("starting", "hung", "dead"))
 
     return [
-        Route(("GET",), "/live", live, summary="503 where only a restart helps"),
+        Route(("GET",), "/live", live, "open", summary="503 where only a restart helps"),
         Route(
             ("GET",),
             "/ready",
             ready,
+            "open",
             summary="200 while new requests are welcome",
             answer=Readiness,
         ),
-        Route(("GET",), "/health", health, summary="200 once the server serves"),
-        Route(("GET", "POST"), "/ping", health, summary="The same as /health"),
+        Route(("GET",), "/health", health, "open", summary="200 once the server serves"),
+        Route(("GET", "POST"), "/ping", health, "open", summary="The same as /health"),
     ]
 
 

@@ -17,6 +17,7 @@ def routes(service: Service) -> list[Route]:
             ("GET",),
             "/metrics",
             metrics,
+            "metrics",
             summary="Counters and gauges for Prometheus",
             media_type=CONTENT_TYPE,
         )

@@ -14,6 +14,7 @@ import pytest
 from api.app import all_routes
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from api.keys import AccessConfig, Keys
 from api.routes import unserved
 from api.service import Service
 
@@ -44,7 +45,9 @@ ROWS = dict(_rows())
 @pytest.fixture(scope="module")
 def served() -> Iterator[dict[str, bool]]:
     """Method and path of each route, and whether it is only there to refuse."""
-    service = Service(ApiConfig(served_model_names=("m",)), EngineClient(1))
+    keys = AccessConfig(admin=Keys(hashes=(b"h",)))  # with all routes there may be
+    config = ApiConfig(served_model_names=("m",), access=keys, profile_dir="p")
+    service = Service(config, EngineClient(1))
     refusing = {route.path for route in unserved.routes(service)}
     yield {
         f"{method} {re.sub(r':[a-z]+}', '}', route.path)}": route.path in refusing

@@ -1,0 +1,107 @@
+"""What an administrator may do, named as in vLLM: POST /reset_prefix_cache, /start_profile and
+/stop_profile.
+
+There are no such routes unless the server has an administrator's key (`--admin-key-file`,
+RAYWIRE_ADMIN_KEY). With one, each wants that key, which no key of the API replaces, and no web site
+may be in between (`guard`). Whoever adds one here or elsewhere writes
+`Route(("POST",), path, endpoint, "admin", …)` and offers it only where `service.guard.has_admin`.
+
+Nothing here takes code, pickles, tensors or paths.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import answer
+from api.errors import HttpError
+from api.routing import Route
+from api.service import Service
+from engine.errors import RequestFailedError
+
+logger = logging.getLogger(__name__)
+
+_PROFILE_TIMEOUT_S = 600.0
+"""Traces of a long run take minutes to write."""
+
+
+class ResetAnswer(msgspec.Struct):
+    success: bool
+    """False: requests were running, whose blocks were not forgotten. Ask again."""
+
+
+def routes(service: Service) -> list[Route]:
+    if not service.guard.has_admin:
+        return []
+
+    async def reset_prefix_cache(request: Request) -> Response:
+        is_reset = all(await service.client.utility("reset_prefix_cache"))
+        logger.info("prefix cache reset success=%s", is_reset)
+        return answer.json_response(ResetAnswer(is_reset))
+
+    async def start_profile(request: Request) -> Response:
+        await _profile(service, is_start=True)
+        return Response()
+
+    async def stop_profile(request: Request) -> Response:
+        await _profile(service, is_start=False)
+        return Response()
+
+    table = [
+        Route(
+            ("POST",),
+            "/reset_prefix_cache",
+            reset_prefix_cache,
+            "admin",
+            summary="Forget all cached prefixes",
+            answer=ResetAnswer,
+        )
+    ]
+    if service.config.profile_dir is not None:
+        table += [
+            Route(
+                ("POST",),
+                "/start_profile",
+                start_profile,
+                "admin",
+                summary="Record what each worker does",
+            ),
+            Route(
+                ("POST",),
+                "/stop_profile",
+                stop_profile,
+                "admin",
+                summary="Write down what was recorded since /start_profile",
+            ),
+        ]
+    return table
+
+
+async def _profile(service: Service, *, is_start: bool) -> None:
+    """Of all ranks, each into a folder of its own, by names that all API servers know."""
+    assert service.config.profile_dir is not None
+    folder = Path(service.config.profile_dir)
+    calls = [
+        service.client.utility(
+            "profile",
+            is_start,
+            str(folder / f"dp{rank}"),
+            engine_index=index,
+            timeout_s=_PROFILE_TIMEOUT_S,
+        )
+        for index, rank in enumerate(service.ranks)
+    ]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [end for end in ends if isinstance(end, BaseException)]
+    for failure in failures:
+        logger.error("profile is_start=%s: %s", is_start, failure)
+    if any(isinstance(failure, RequestFailedError) for failure in failures):
+        state = "runs already, or cannot be started" if is_start else "does not run, or failed"
+        raise HttpError(409, f"the profiler {state}; the log says more", code="profile_failed")
+    if failures:
+        raise failures[0]
+    logger.info("profile is_start=%s folder=%s", is_start, folder)
