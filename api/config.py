@@ -6,6 +6,7 @@ from typing import Any
 
 from api import limits
 from api.keys import AccessConfig
+from api.tls import TlsConfig
 from engine.config import Policy
 from engine.errors import ConfigError
 
@@ -107,6 +108,9 @@ class ApiConfig:
 
     access: AccessConfig = field(default_factory=AccessConfig)
     """Keys, and what they open."""
+
+    tls: TlsConfig | None = None
+    """What the port speaks; None: plain HTTP."""
 
     profile_dir: str | None = None
     """Where an administrator's profiles go; None: nowhere, and there are none."""

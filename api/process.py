@@ -30,6 +30,7 @@ from api.request_stream import Wakeup
 from api.sampling_defaults import SamplingDefaults
 from api.service import LoadedModel, Service
 from api.threads import LONG_BYTES
+from api.tls import TlsConfig, make_context
 from api.tokenizer import Tokenizer
 from engine.errors import UnavailableError
 from engine.lifecycle import StopFlag, in_lasting_thread
@@ -111,7 +112,7 @@ async def _serve(
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(config, client, exchange)
-    server = _Server(app.build(service))
+    server = _Server(app.build(service), config.tls)
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
         with in_lasting_thread(start) as folder:
@@ -137,7 +138,7 @@ async def _serve(
 class _Server(uvicorn.Server):
     """Uvicorn, without its signal handlers: they would race with our drain."""
 
-    def __init__(self, application: ASGIApp) -> None:
+    def __init__(self, application: ASGIApp, tls: TlsConfig | None) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
@@ -154,6 +155,9 @@ class _Server(uvicorn.Server):
             )
         )
 
+        if tls is not None:
+            self.config.load()
+            self.config.ssl = make_context(tls)
         self._may_end = asyncio.Event()
 
     async def main_loop(self) -> None:

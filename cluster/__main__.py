@@ -6,11 +6,14 @@ import signal
 import sys
 from types import FrameType
 
+from cluster.secret_arguments import hide
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
     """Run the command line and exit."""
+    hide(sys.argv[1:])
     is_server = sys.argv[1:2] == ["serve"]
     if is_server:
         # While the rest is imported there is nothing to drain, and a stop is one in order all the

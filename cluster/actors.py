@@ -236,7 +236,7 @@ def _hide_main_module() -> None:
 
 def variables_for_nodes(environ: Mapping[str, str], *, is_ray_job: bool) -> dict[str, str]:
     """What of the command's environment engine cores need on any node: our own variables, and
-    those of the hub's client. Pure.
+    those of the hub's client; no keys, which are for who answers clients. Pure.
 
     Args:
         environ: of the command.
@@ -245,7 +245,11 @@ def variables_for_nodes(environ: Mapping[str, str], *, is_ray_job: bool) -> dict
     """
     prefixes = ("RAYWIRE_", "HF_")
     names = set() if is_ray_job else {_OPENMP_THREADS}
-    return {n: value for n, value in environ.items() if n in names or n.startswith(prefixes)}
+    return {
+        n: value
+        for n, value in environ.items()
+        if (n in names or n.startswith(prefixes)) and n not in environment.SECRETS
+    }
 
 
 def make_actor_class(ray: Any, plain: type, title: str) -> Any:

@@ -147,6 +147,9 @@ def error_message(status: int, content: bytes) -> str:
 
 def reason(error: BaseException) -> str:
     """Why there is no connection, in few words."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = getattr(error.certificate_error, "verify_message", "") or "not to be trusted"
+        return f"its certificate: {why}; SSL_CERT_FILE=ca.pem trusts one's own"
     if isinstance(error, aiohttp.ClientConnectorError):
         error = error.os_error
     if isinstance(error, TimeoutError):

@@ -158,13 +158,13 @@ def serve(model: str, **flags: Any) -> None:
     """
     variables = environment.read(os.environ)
     config = _serve_config(model, dict(flags), variables)
+    environment.take_secrets(os.environ)
     if config.is_hybrid and config.backend == "ray":
         _serve_hybrid(config, model, flags)
     is_api_server = config.topology.num_api_servers == 1  # else it supervises several
     log.configure("APIServer_0" if is_api_server else "raywire", config.log_level)
     http_sockets = listen_group(config.host, config.port, config.topology.num_api_servers)
-    for warning in environment.warnings(os.environ):
-        logger.warning("%s", warning)
+    _warn(config)
     # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
     from cluster.launch import serve as run_server
 
@@ -174,20 +174,36 @@ def serve(model: str, **flags: Any) -> None:
 def _serve_hybrid(config: ServeConfig, model: str, flags: dict[str, Any]) -> NoReturn:
     """A server on each node of the Ray cluster; this command starts and watches them."""
     log.configure("raywire", config.log_level)
-    for warning in environment.warnings(os.environ):
-        logger.warning("%s", warning)
+    _warn(config)
     # Only here, as above.
     from cluster.hybrid import serve as run_servers
 
     sys.exit(run_servers(config, _arguments_on_nodes(model, flags)))
 
 
+def _warn(config: ServeConfig) -> None:
+    """Of what the user may not know."""
+    if config.api_key:
+        logger.warning(
+            "a key in the command line is seen by all users of this machine until it is hidden, and"
+            " stays in the shell's history: use --api-key-file or RAYWIRE_API_KEY"
+        )
+    for warning in environment.warnings(os.environ):
+        logger.warning("%s", warning)
+
+
 def _arguments_on_nodes(model: str, flags: dict[str, Any]) -> list[str]:
-    """What `serve` is told on a node of its own. Nothing of where ranks run; and the model by a
-    path that holds in any working folder, under the name that it has here."""
+    """What `serve` is told on a node of its own. Nothing of where ranks run, and no keys, which
+    come another way (`access.secrets_for_nodes`); and the model by a path that holds in any working
+    folder, under the name that it has here."""
     from cluster.model_on_node import absolute_name
 
-    elsewhere = dict.fromkeys(("data_parallel_backend", "ray_address", "data_parallel_placement"))
+    elsewhere = dict.fromkeys(
+        (
+            *("data_parallel_backend", "ray_address", "data_parallel_placement"),
+            *("api_key", "api_key_file", "metrics_key_file", "admin_key_file"),
+        )
+    )
     names = flags["served_model_name"] or (model,)
     values = {**flags, **elsewhere, "model": absolute_name(model), "served_model_name": names}
     return as_arguments(serve, values)

@@ -275,6 +275,30 @@ class ServeConfig:
     allow_credentials: bool = False
     """What those scripts may use and send."""
 
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    """Clients have to have one of these keys, where there are any."""
+
+    api_key_file: Path | None = None
+    """More of them, one a line; read again when it changes."""
+
+    metrics_key_file: Path | None = None
+    """Keys that open /metrics and nothing else. Where there are keys of the API, those do too."""
+
+    open_metrics: bool = False
+    """Nobody needs a key for /metrics."""
+
+    admin_key_file: Path | None = None
+    """Keys of administrators, whose routes are not there without one."""
+
+    prefix_cache_salt_per_key: bool = False
+    """Requests share cached prefixes only with those of the same key."""
+
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None
+    ssl_cert_reqs: int = 0
+    """TLS on the HTTP port, as uvicorn and vLLM name it; see `api.tls.TlsConfig`."""
+
     root_path: str = ""
     """Where a proxy has put this server: `/llm`."""
 
@@ -342,6 +366,7 @@ class ServeConfig:
                 raise ConfigError(f"{flag} must be at least 1, not {value}: nobody would be served")
         check_override(self.override_generation_config or {})
         self._check_web()
+        self._check_tls()
         self._check_data_parallel()
 
     def _check_web(self) -> None:
@@ -359,6 +384,16 @@ class ServeConfig:
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(
                 f"--root-path must begin with a slash and not end with one, not {self.root_path!r}"
+            )
+
+    def _check_tls(self) -> None:
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+                if getattr(self, name):
+                    raise ConfigError(f"--{name.replace('_', '-')} needs --ssl-certfile")
+        elif self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                "--ssl-cert-reqs asks clients for certificates; --ssl-ca-certs says whose are good"
             )
 
     def _check_data_parallel(self) -> None:

@@ -7,8 +7,8 @@ decision.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,14 +20,20 @@ T = TypeVar("T")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 VARIABLES = {
+    "RAYWIRE_ADMIN_KEY": "opens the routes of an administrator, which are not there without one",
+    "RAYWIRE_API_KEY": "keys of the API, one or several with blanks between; or --api-key-file",
     "RAYWIRE_CACHE_DIR": "converted models are kept here (default: ~/.cache/raywire)",
     "RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS": "a step without an answer has failed (default: 300)",
     "RAYWIRE_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR; --log-level goes first (default: INFO)",
+    "RAYWIRE_METRICS_KEY": "opens /metrics, as the keys of the API do where there are any",
     "RAYWIRE_MQ_MAX_CHUNK_BYTES_MB": "chunk of the shared-memory rings, in MiB (default: 16)",
     "RAYWIRE_RPC_BASE_PATH": "folder of the ipc sockets (default: the system's temporary folder)",
     "RAYWIRE_WORKER_MULTIPROC_METHOD": "fork or spawn, for workers and for the engine of an LLM",
 }
 """Name to meaning, as `raywire serve --help` shows them."""
+
+SECRETS = ("RAYWIRE_ADMIN_KEY", "RAYWIRE_API_KEY", "RAYWIRE_METRICS_KEY")
+"""Those that no other process gets to see."""
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the entrypoint of a submitted job, and nowhere else: how we know to be one."""
@@ -36,6 +42,7 @@ RAY_STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 """How long `ray job stop` lets the entrypoint drain before it kills; 3 s where it is not set."""
 
 _COUNTERPARTS = {
+    "VLLM_API_KEY": "RAYWIRE_API_KEY",
     "VLLM_API_SERVER_COUNT": "--api-server-count",
     "VLLM_CACHE_ROOT": "RAYWIRE_CACHE_DIR",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes",
@@ -59,6 +66,9 @@ _SERVICE_LINK = re.compile(r"RAYWIRE(_\w+)?_(SERVICE_HOST|SERVICE_PORT\w*|PORT|P
 class Environment:
     """The variables' values, checked."""
 
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    metrics_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     cache_dir: Path = Path("~/.cache/raywire")
     execute_model_timeout_s: float = 300.0
     log_level: str | None = None
@@ -88,6 +98,9 @@ def read(environ: Mapping[str, str]) -> Environment:
             raise ConfigError(f"{name}={text}: {error}") from None
 
     return Environment(
+        api_keys=tuple(environ.get("RAYWIRE_API_KEY", "").split()),
+        metrics_keys=tuple(environ.get("RAYWIRE_METRICS_KEY", "").split()),
+        admin_keys=tuple(environ.get("RAYWIRE_ADMIN_KEY", "").split()),
         cache_dir=get("RAYWIRE_CACHE_DIR", _folder, _folder("~/.cache/raywire")),
         execute_model_timeout_s=get("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", _seconds, 300.0),
         log_level=get("RAYWIRE_LOG_LEVEL", _log_level, None),
@@ -98,6 +111,13 @@ def read(environ: Mapping[str, str]) -> Environment:
         is_ray_job=bool(environ.get(RAY_JOB_VARIABLE)),
         ray_job_stop_wait_s=get(RAY_STOP_VARIABLE, _seconds, 3.0),
     )
+
+
+def take_secrets(environ: MutableMapping[str, str]) -> None:
+    """Take what is secret out of the environment, once it has been read: children inherit it, and
+    whoever lists their environment would see it."""
+    for name in SECRETS:
+        environ.pop(name, None)
 
 
 def _folder(text: str) -> Path:

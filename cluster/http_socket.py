@@ -45,16 +45,18 @@ def listen_group(host: str, port: int, count: int) -> list[socket.socket]:
     return sockets
 
 
-def url(host: str, port: int, node_address: str | None = None) -> str:
+def url(host: str, port: int, node_address: str | None = None, *, is_tls: bool = False) -> str:
     """Where clients find the server. Pure.
 
     Args:
         host: what it listens on; a wildcard is nobody's address.
         port: of all its sockets.
         node_address: of this node as others know it, where somebody knows.
+        is_tls: whether it speaks HTTPS.
     """
+    scheme = "https" if is_tls else "http"
     shown = (node_address or "localhost") if host in ("", "0.0.0.0", "::") else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
 def _bind(host: str, port: int, *, is_first: bool) -> socket.socket:

@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.access import access_config, secrets_for_nodes
 from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nodes
 from cluster.config import ServeConfig
 from cluster.http_socket import url
@@ -53,6 +54,10 @@ class NodeServerStart:
     variables: Mapping[str, str]
     """Environment variables of the command that count on the node too."""
 
+    secrets: Mapping[str, str] = field(repr=False)
+    """Variables that only the server gets to see: keys. Not among the arguments, which `ps` and
+    Ray's dashboard show."""
+
     title: str
     log_level: str
 
@@ -80,6 +85,7 @@ class NodeServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cluster", "serve", *self._start.arguments],
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **self._start.secrets},
             )
         return End(exit_code=self._process.wait())
 
@@ -122,6 +128,7 @@ def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
     """
     if advice := stop_advice(config.shutdown_timeout, config.environment):
         logger.warning("%s", advice)
+    access_config(config)  # a mistake ends here, not on a node
     with stop_on_signals() as stop:
         servers = _NodeServers(config, arguments)
         try:
@@ -174,11 +181,14 @@ class _NodeServers:
             timeout_s=config.placement_timeout,
         )
         variables = variables_for_nodes(os.environ, is_ray_job=config.environment.is_ray_job)
+        secrets = secrets_for_nodes(config)
+        is_tls = config.ssl_certfile is not None
         for chosen in placement.ranks:
             first_rank = chosen.rank * num_local
             start = NodeServerStart(
                 arguments=node_arguments(self._arguments, first_rank, self._drain_s),
                 variables=variables,
+                secrets=secrets,
                 title=server_title(first_rank),
                 log_level=config.log_level,
             )
@@ -199,7 +209,7 @@ class _NodeServers:
                 first_rank,
                 first_rank + num_local - 1,
                 chosen.node.label,
-                url(config.host, config.port, chosen.node.address),
+                url(config.host, config.port, chosen.node.address, is_tls=is_tls),
             )
 
     def _watch(self, ray: Any) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from cluster.access import access_config, tls_config
 from cluster.addresses import IpcFolder, WireBinder, ipc_folder, sweep, wire_config
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_servers import ApiServers
@@ -135,7 +136,12 @@ class _Server:
         )
         reach = self._engines.place(model)
         deadline = Deadline(self._config.engine.startup_timeout)
-        self._url = url(self._config.host, self._port, reach.address)
+        self._url = url(
+            self._config.host,
+            self._port,
+            reach.address,
+            is_tls=self._config.ssl_certfile is not None,
+        )
         self._waterfall.mark("place")
         binder = WireBinder(self._folder, reach.host, self._config.wire_port_range)
         wires = [binder.api_server(i) for i in range(self._config.topology.num_api_servers)]
@@ -211,6 +217,9 @@ def _make_front(
         allowed_methods=config.allowed_methods,
         allowed_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
+        access=access_config(config),
+        tls=tls_config(config),
+        profile_dir=str(config.environment.cache_dir / "profiles"),
         root_path=config.root_path,
         has_docs=not config.disable_fastapi_docs,
     )

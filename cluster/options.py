@@ -27,6 +27,8 @@ from cluster.option_types import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 # Defaults live in the settings, once; `is_json` and the like have none there.
 _DEFAULTS = {
     field.name: field.default
@@ -175,6 +177,55 @@ _WEB_OPTIONS = [
     ),
 ]
 
+_ACCESS_OPTIONS = [
+    _option(
+        "Access",
+        "--api-key",
+        multiple=True,
+        help="Key that clients must have, for all but the probes. May be repeated. Others see it in"
+        " the command line until it is hidden: better --api-key-file or RAYWIRE_API_KEY.",
+    ),
+    _option(
+        "Access",
+        "--api-key-file",
+        type=_FILE,
+        help="File of such keys, one a line; read again when it changes.",
+    ),
+    _option(
+        "Access",
+        "--metrics-key-file",
+        type=_FILE,
+        help="File of keys that open /metrics and nothing else.",
+    ),
+    _option(
+        "Access",
+        "--open-metrics/--no-open-metrics",
+        help="Let everybody read /metrics, though there are keys.",
+    ),
+    _option(
+        "Access",
+        "--admin-key-file",
+        type=_FILE,
+        help="File of keys for the routes of an administrator, which are not there without one.",
+    ),
+    _option(
+        "Access",
+        "--prefix-cache-salt-per-key/--no-prefix-cache-salt-per-key",
+        help="Let requests share cached prefixes only with those of the same key.",
+    ),
+    _option("Access", "--ssl-certfile", type=_FILE, help="Certificate of the server (PEM): HTTPS."),
+    _option(
+        "Access", "--ssl-keyfile", type=_FILE, help="Its key, where that is in a file of its own."
+    ),
+    _option("Access", "--ssl-ca-certs", type=_FILE, help="Who signs certificates of clients."),
+    _option(
+        "Access",
+        "--ssl-cert-reqs",
+        type=click.IntRange(0, 2),
+        help="Whether clients show one: 0 no, 1 if they have one, 2 yes.",
+    ),
+]
+
 SERVE_OPTIONS = [
     _option("HTTP", "--host", help="Address to listen on."),
     _option("HTTP", "--port", type=int, help="Port to listen on; 0 lets the kernel choose."),
@@ -265,6 +316,7 @@ SERVE_OPTIONS = [
         help="Seconds that running requests have after the first signal.",
     ),
     *_WEB_OPTIONS,
+    *_ACCESS_OPTIONS,
 ]
 
 ENGINE_OPTIONS = [

@@ -10,7 +10,6 @@ _ADVICE = {
     "--additional-config": "does not exist: there are no plugins that could read it",
     "--aggregate-engine-logging": "is not needed: /metrics has each engine",
     "--anthropic-disabled-thinking-effort": "does not exist; the chat template decides",
-    "--api-key": "does not exist yet; until then let a proxy in front of the port check keys",
     "--attention-config": "does not exist; --attention-backend chooses among those there are",
     "--aux-output-config": "does not exist: answers are text",
     "--chat-template-content-format": "is not needed: contents reach the template as texts or"
@@ -40,6 +39,7 @@ _ADVICE = {
     "--enable-scale-out": "does not exist: prompts are rendered and answered by one server; its"
     " routes that end in /render are always there",
     "--enable-server-load-tracking": "is not needed: /load always counts",
+    "--enable-ssl-refresh": "does not exist: a new certificate is read at the next start",
     "--enable-tokenizer-info-endpoint": "does not exist: the tokenizer is in the model's folder",
     "--enforce-eager": "is not needed: models run without CUDA graphs",
     "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
@@ -73,6 +73,7 @@ _ADVICE = {
     "--return-sampling-mask": "does not exist; logprobs say what a token was chosen among",
     "--revision": "does not exist yet; download that revision and give its folder",
     "--show-hidden-metrics-for-version": "does not exist: no metrics are hidden",
+    "--ssl-ciphers": "does not exist: TLS 1.2 and newer, with OpenSSL's own choice of ciphers",
     "--sse-keep-alive-interval": "does not exist: streams hold nothing but events",
     "--stream-interval": "does not exist; requests have a stream_interval",
     "--structured-outputs-config": "does not exist: structured output has one back end, llguidance,"
@@ -91,9 +92,6 @@ _ADVICE = {
 }
 
 _ALIKE = {
-    "does not exist yet: there is no TLS here; let a proxy in front of the port speak it": """
-        --enable-ssl-refresh --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-ciphers
-        --ssl-keyfile""",
     "does not exist yet: there is no speculative decoding": """
         --num-speculative-tokens --per-request-spec-decode-metrics --spec-method --spec-model
         --spec-tokens --speculative-config --speculative-model""",

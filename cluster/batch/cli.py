@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 NOT_OF_A_BATCH = frozenset(
     {
         "model", "host", "port", "shutdown_timeout", "root_path", "disable_fastapi_docs",
+        "api_key", "api_key_file", "metrics_key_file", "open_metrics", "admin_key_file",
+        "prefix_cache_salt_per_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
         "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_start_rank",
         "max_num_queued_reqs", "max_num_queued_tokens", "max_stored_responses",
     }
 )  # fmt: skip
-"""What `serve` takes and a batch has no use for: it has one server, which only it knows."""
+"""What `serve` takes and a batch has no use for: it has one server, which only it knows, and whose
+key only it has."""
 
 _batch = in_group("Batch")
 

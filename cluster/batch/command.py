@@ -169,7 +169,7 @@ async def _ready(
         return
     click.echo(f"loading {server.engine.model}", err=True)
     async with own_server(server) as own:
-        async with _connected(own.url, None, max_connections) as client:
+        async with _connected(own.url, own.api_key, max_connections) as client:
             await _unless_ended(own, _until_ready(client))
             yield client, lambda work: _unless_ended(own, work)
 

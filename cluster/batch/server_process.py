@@ -6,9 +6,11 @@ A terminal's Ctrl-C comes to it too. It leaves stopping to its parent, which ask
 """
 
 import asyncio
+import dataclasses
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -55,9 +57,13 @@ class ServerEndedError(ServerError):
 class OwnServer:
     """The child, from its parent's side."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess, port: int) -> None:
+    def __init__(
+        self, process: multiprocessing.process.BaseProcess, port: int, api_key: str
+    ) -> None:
         self._process = process
         self.url = f"http://{HOST}:{port}"
+        self.api_key = api_key
+        """Of this server only: others on this machine may reach its port too."""
 
     async def end(self) -> int:
         """Wait until the process is gone. Returns its exit code."""
@@ -71,13 +77,16 @@ async def own_server(config: ServeConfig) -> AsyncIterator[OwnServer]:
     """Run a server for as long as the block. It is still loading when the block begins.
 
     Args:
-        config: its host and port do not matter.
+        config: its host, port and keys do not matter.
 
     Raises:
         ConfigError: the loopback device has no port for us.
     """
     sockets = listen_group(HOST, 0, config.topology.num_api_servers)
     port = sockets[0].getsockname()[1]
+    api_key = secrets.token_urlsafe()
+    variables = dataclasses.replace(config.environment, api_keys=(), metrics_keys=(), admin_keys=())
+    config = dataclasses.replace(config, api_key=(api_key,), environment=variables)
     process = multiprocessing.get_context("spawn").Process(
         target=main, args=(config, sockets), name="server"
     )
@@ -87,7 +96,7 @@ async def own_server(config: ServeConfig) -> AsyncIterator[OwnServer]:
     for each in sockets:
         each.close()  # else who connects after its death would wait for ever
     try:
-        yield OwnServer(process, port)
+        yield OwnServer(process, port, api_key)
     finally:
         ask_to_end(process)
         await asyncio.to_thread(end_processes, [process], _END_S)

@@ -175,6 +175,9 @@ def _split_engine(settings: type, flags: dict[str, Any]) -> dict[str, Any]:
 @in_group("Server")(
     "--header", multiple=True, metavar="KEY=VALUE", help="For every request; may be repeated."
 )
+@in_group("Server")(
+    "--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Where one is asked."
+)
 @_length("--num-prompts", 100, "Requests of a repeat.")
 @_count(
     "--request-rate",

@@ -42,6 +42,7 @@ class ServeSettings:
     endpoint: str
     model: str | None
     header: Sequence[str]
+    api_key: str | None
     num_prompts: int
     request_rate: float
     max_concurrency: int | None
@@ -68,6 +69,8 @@ def measure_serve(settings: ServeSettings) -> Results:
         ConfigError: the settings cannot work, no server is there, or it refuses every request.
     """
     headers = _headers(settings.header)
+    if settings.api_key is not None:
+        headers.setdefault("Authorization", f"Bearer {settings.api_key}")
     endpoint = Endpoint.parse(settings.url, settings.endpoint, headers)
     model = settings.model or _first_model(settings.url, headers)
     source = _Source(settings, model)
@@ -95,7 +98,8 @@ def measure_serve(settings: ServeSettings) -> Results:
 
 def _shown(settings: ServeSettings) -> dict[str, Any]:
     """What JSON can hold, and nothing secret."""
-    shown = {name: value for name, value in asdict(settings).items() if name != "header"}
+    secret = ("header", "api_key")
+    shown = {name: value for name, value in asdict(settings).items() if name not in secret}
     return {
         **shown,
         "dataset": settings.dataset and settings.dataset.name,

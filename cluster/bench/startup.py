@@ -16,6 +16,7 @@ from cluster.bench.machine import Tree, watch
 from cluster.bench.results import Measured, Results
 from cluster.bench.serve import completion_body
 from cluster.bench.workload import Item
+from cluster.environment import SECRETS
 from engine.errors import ConfigError
 
 _NAME = "bench"
@@ -65,7 +66,9 @@ def _start(model: str, flags: Sequence[str], log: Path) -> dict[tuple[str, str],
     port = server_process.free_port()
     command = server_process.raywire_command(model, port, [*flags, "--served-model-name", _NAME])
     began = time.monotonic()
-    with server_process.started(command, os.environ, port, log, "/ready") as (process, ready_s):
+    # A key of the user's is for other servers.
+    environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    with server_process.started(command, environ, port, log, "/ready") as (process, ready_s):
         body = completion_body(_NAME, Item([65, 66, 67], 1))
         (answer,) = run_load(Endpoint("127.0.0.1", port, "/v1/completions"), [body]).answers
         if answer.error is not None:

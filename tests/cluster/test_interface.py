@@ -9,7 +9,12 @@ from cluster.cli import cli
 from cluster.environment import VARIABLES
 from tests.helpers.server import ROOT
 
-_OF_A_SERVER = """
+_ACCESS = """
+    --admin-key-file --api-key --api-key-file --metrics-key-file --no-open-metrics
+    --no-prefix-cache-salt-per-key --open-metrics --prefix-cache-salt-per-key
+    --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile
+"""
+_OF_A_SERVER = f"""{_ACCESS}
     --allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-server-count
     --async-scheduling --attention-backend --block-size --chat-template
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
@@ -31,7 +36,7 @@ _OF_A_SERVER = """
     --tool-call-parser --trust-request-chat-template --wire-port-range -dp -pp -tp
 """
 
-_NOT_OF_A_BATCH = """
+_NOT_OF_A_BATCH = f"""{_ACCESS}
     --allow-credentials --allowed-headers --allowed-methods --allowed-origins
     --disable-fastapi-docs --no-allow-credentials --no-disable-fastapi-docs --root-path
     --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-start-rank --host
@@ -51,7 +56,8 @@ _OF_A_BENCH = {
         {_OF_AN_LLM}""",
     "throughput": f"""--model --input-len --output-len --num-prompts --num-warmups --dataset
         --dataset-path {_OF_AN_LLM}""",
-    "serve": """--base-url --host --port --endpoint --model --header --num-prompts --request-rate
+    "serve": """--api-key --base-url --host --port --endpoint --model --header --num-prompts
+        --request-rate
         --max-concurrency --input-len --output-len --dataset --dataset-path --token-ids
         --temperature --top-p --ignore-eos --no-ignore-eos --num-warmups --seed""",
     "startup": "--num-warmups",
@@ -73,7 +79,8 @@ FLAGS["chat"] = f"--system-prompt {FLAGS['complete']}"
 FLAGS |= {f"bench {name}": f"{flags} {_RESULTS}" for name, flags in _OF_A_BENCH.items()}
 
 ENVIRONMENT = """
-    RAYWIRE_CACHE_DIR RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS RAYWIRE_LOG_LEVEL
+    RAYWIRE_ADMIN_KEY RAYWIRE_API_KEY
+    RAYWIRE_CACHE_DIR RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS RAYWIRE_LOG_LEVEL RAYWIRE_METRICS_KEY
     RAYWIRE_MQ_MAX_CHUNK_BYTES_MB RAYWIRE_RPC_BASE_PATH RAYWIRE_WORKER_MULTIPROC_METHOD
 """
 
