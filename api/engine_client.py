@@ -38,11 +38,13 @@ from engine.doorkeeper import Doorkeeper
 from engine.errors import (
     ConfigError,
     EngineDeadError,
+    InvalidRequestError,
     RaywireError,
     UnavailableError,
     WireError,
 )
 from engine.wire import (
+    MAX_REQUEST_BYTES,
     CoordinatorType,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -131,7 +133,7 @@ class EngineClient:
         self._watch: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._lock = threading.Lock()
-        self._encoder = Encoder()
+        self._encoder = Encoder(MAX_REQUEST_BYTES)
         self._decode_ready = Decoder[EngineReady](EngineReady).decode
         self._decode_outputs = Decoder[EngineCoreOutputs](EngineCoreOutputs).decode
         self._decode_heartbeat = Decoder[Heartbeat](Heartbeat).decode
@@ -298,7 +300,7 @@ class EngineClient:
 
         Raises:
             EngineDeadError: an engine core is gone, and is not replaced.
-            InvalidRequestError: there is no such rank.
+            InvalidRequestError: there is no such rank, or the request is too large for a wire.
             UnavailableError: it is not up, or none is.
         """
         self._raise_if_dead()
@@ -351,7 +353,11 @@ class EngineClient:
         engine = self.engines[index]
         if engine.identity is None:
             raise UnavailableError("no engine core is ready")
-        if not self._sockets.send([engine.identity, kind.value, *self._encoder.encode(message)]):
+        try:
+            frames = self._encoder.encode(message)
+        except WireError as error:
+            raise InvalidRequestError(f"the request is too large for an engine: {error}") from error
+        if not self._sockets.send([engine.identity, kind.value, *frames]):
             raise self._on_unreachable(engine)
 
     # ------------------------------------------------------------------------------- incoming

@@ -28,8 +28,10 @@ Buffer = bytes | bytearray | memoryview
 INLINE_BYTES = 4096
 """Arrays below this travel inside the body: a frame of its own costs more than copying them."""
 
-MAX_BODY_BYTES = 64 << 20
-"""A body is small, since arrays travel beside it: a larger one is refused unread."""
+MAX_BODY_BYTES = 16 << 20
+"""A body is small, since arrays travel beside it: a larger one is neither sent nor read, unless
+`Encoder` and `Decoder` are told otherwise. What is decoded may take fifty times as much memory, if
+a peer wants it to: a byte is an empty list."""
 
 MAX_DIMENSIONS = 4
 MAX_ARRAY_BYTES = 1 << 30
@@ -53,9 +55,18 @@ _UNDECODABLE = (
 
 
 class Encoder:
-    """Encodes any message into frames."""
+    """Encodes any message into frames.
 
-    def __init__(self) -> None:
+    Args:
+        max_body_bytes: what the receiver takes.
+
+    Raises:
+        WireError: body or array are larger than the receiver takes.
+        TypeError: something in the message is neither struct nor array.
+    """
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_array)
         self._arrays: list[memoryview] = []
 
@@ -63,6 +74,7 @@ class Encoder:
         """Return the body and the frames of the arrays inside it."""
         self._arrays = []
         body = self._encoder.encode(message)
+        _check_body(body, self._max_body_bytes)
         return [body, *self._arrays]
 
     def encode_into(self, message: object, buffer: bytearray) -> list[bytearray | memoryview]:
@@ -70,6 +82,7 @@ class Encoder:
         the frames."""
         self._arrays = []
         self._encoder.encode_into(message, buffer)
+        _check_body(buffer, self._max_body_bytes)
         return [buffer, *self._arrays]
 
     def _encode_array(self, value: object) -> object:
@@ -81,6 +94,8 @@ class Encoder:
         data = np.ascontiguousarray(value).data.cast("B") if value.size else memoryview(b"")
         if data.nbytes < INLINE_BYTES:
             return (code, value.shape, data)
+        if data.nbytes > MAX_ARRAY_BYTES:
+            raise WireError(f"an array of {data.nbytes} bytes; {MAX_ARRAY_BYTES} is the most")
         self._arrays.append(data)
         return (code, value.shape, len(self._arrays))
 
@@ -88,13 +103,19 @@ class Encoder:
 class Decoder(Generic[T]):
     """Decodes the frames of one message type.
 
+    Args:
+        message_type: says what may be in a message, and how deep: what is not in it is refused
+            where it begins, extension types among it.
+        max_body_bytes: of a body that is decoded at all.
+
     Raises:
         WireError: the frames break the protocol in any way: malformed msgpack, wrong types, values
             out of bounds, arrays whose size, frame or type is not what they say, nesting that is
             too deep.
     """
 
-    def __init__(self, message_type: type[T] | Any) -> None:
+    def __init__(self, message_type: type[T] | Any, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
             message_type, dec_hook=self._decode_array
         )
@@ -105,8 +126,7 @@ class Decoder(Generic[T]):
         """Return the message. Arrays in it are read-only views of `frames`."""
         if not frames:
             raise WireError("a message without a body")
-        if len(frames[0]) > MAX_BODY_BYTES:
-            raise WireError(f"a body of {len(frames[0])} bytes; {MAX_BODY_BYTES} is the most")
+        _check_body(frames[0], self._max_body_bytes)
         self._frames = frames
         self._next_frame = 1
         try:
@@ -150,6 +170,11 @@ class Decoder(Generic[T]):
             )
         self._next_frame += 1
         return memoryview(self._frames[index])
+
+
+def _check_body(body: Buffer, most: int) -> None:
+    if len(body) > most:
+        raise WireError(f"a body of {len(body)} bytes; {most} is the most")
 
 
 def _checked_size(shape: object, item_bytes: int) -> int:

@@ -27,10 +27,11 @@ from engine.grammar.compiler import Compiler
 from engine.grammar.station import Station
 from engine.inbox import Abort, AbortQueue, Add, Call, Fenced, Inbox, Wave
 from engine.request import Request
-from engine.sockets import BURST, connect_socket, has_message
+from engine.sockets import BURST, MAX_MESSAGE_BYTES, connect_socket, has_message
 from engine.thinning import ThinnedCount
 from engine.wire import (
     FROM_SOCKET,
+    MAX_REQUEST_BYTES,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -116,12 +117,14 @@ class InputThread:
                 request.client_index, request.request_id, FinishReason.ABORT
             ),
         )
-        self._decode_add = codec.Decoder[EngineCoreRequest](EngineCoreRequest).decode
-        self._decode_abort = codec.Decoder[list[str]](RequestIds).decode
-        self._decode_wave = codec.Decoder[StartWave](StartWave).decode
-        self._decode_call = codec.Decoder[UtilityCall](UtilityCall).decode
-        self._decode_fence = codec.Decoder[Fence](Fence).decode
-        self._decode_named = codec.Decoder[_Named](_Named).decode
+        most = MAX_REQUEST_BYTES
+        self._decode_add = codec.Decoder[EngineCoreRequest](EngineCoreRequest, most).decode
+        self._decode_abort = codec.Decoder[list[str]](RequestIds, most).decode
+        self._decode_wave = codec.Decoder[StartWave](StartWave, most).decode
+        self._decode_call = codec.Decoder[UtilityCall](UtilityCall, most).decode
+        self._decode_fence = codec.Decoder[Fence](Fence, most).decode
+        # Of any size: it makes nothing but the id.
+        self._decode_named = codec.Decoder[_Named](_Named, MAX_MESSAGE_BYTES).decode
         self._thread = threading.Thread(target=self._run, name="input", daemon=True)
 
     def start(self) -> None:

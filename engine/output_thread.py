@@ -7,6 +7,7 @@ Bodies are encoded into one buffer that is used again and again; ZeroMQ copies t
 (they are small), and sends large arrays from where they lie. The thread knows nothing of requests.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -14,18 +15,26 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+import msgspec
 import zmq
 
 from engine import codec
 from engine.curve import CurveLink
+from engine.errors import WireError
 from engine.sockets import connect_socket
 from engine.wire import (
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineDead,
+    FinishReason,
     Heartbeat,
+    OutputDetails,
     OutputType,
     Phase,
+    UtilityOutput,
 )
+
+logger = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S = 5.0
 """How long the thread may take to send what is queued when the process ends."""
@@ -133,7 +142,7 @@ class OutputThread:
                 self._send_to_all(OutputType.DEAD, item)
                 return
             client_index, outputs = item
-            self._send(self._sockets[client_index], OutputType.OUTPUTS, outputs)
+            self._send_outputs(self._sockets[client_index], outputs)
 
     def _heartbeat(self) -> Heartbeat:
         phase, phase_began, num_steps = self._progress()
@@ -146,6 +155,13 @@ class OutputThread:
         for socket in self._sockets:
             self._send(socket, kind, message)
 
+    def _send_outputs(self, socket: "zmq.Socket[bytes]", outputs: EngineCoreOutputs) -> None:
+        try:
+            self._send(socket, OutputType.OUTPUTS, outputs)
+        except WireError as error:  # too large, and none of it has been sent
+            for part in smaller(outputs, error):
+                self._send_outputs(socket, part)
+
     def _send(self, socket: "zmq.Socket[bytes]", kind: OutputType, message: object) -> None:
         body, *arrays = self._encoder.encode_into(message, self._buffer)
         socket.send(kind.value, zmq.SNDMORE)
@@ -157,3 +173,29 @@ class OutputThread:
     def _close(self) -> None:
         for socket in self._sockets:
             socket.close(self._linger_ms)
+
+
+def smaller(outputs: EngineCoreOutputs, reason: WireError) -> list[EngineCoreOutputs]:
+    """The same in messages that are smaller, in order. What is too large by itself becomes an
+    error, of that request or call alone."""
+    if len(outputs.outputs) > 1:
+        half = len(outputs.outputs) // 2
+        first, rest = outputs.outputs[:half], outputs.outputs[half:]
+        begin = EngineCoreOutputs(
+            outputs.engine_index, outputs.epoch, first, timestamp=outputs.timestamp
+        )
+        return [begin, msgspec.structs.replace(outputs, outputs=rest)]
+    failure = f"what it has to say is too large: {reason}"
+    if outputs.utility is not None and outputs.utility.failure is None:
+        failed = UtilityOutput(outputs.utility.call_id, failure=failure)
+        return [msgspec.structs.replace(outputs, utility=failed)]
+    if outputs.outputs and outputs.outputs[0].finish_reason is not FinishReason.ERROR:
+        logger.warning("request_id=%s: %s", outputs.outputs[0].request_id, failure)
+        ended = EngineCoreOutput(
+            outputs.outputs[0].request_id,
+            b"",
+            FinishReason.ERROR,
+            details=OutputDetails(error=failure),
+        )
+        return [msgspec.structs.replace(outputs, outputs=[ended])]
+    raise reason

@@ -28,17 +28,26 @@ from engine.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
 
-# Bounds of what a peer may say, checked while decoding. A NaN is outside every range.
+MAX_REQUEST_BYTES = 4 << 20
+"""Body of a message to an engine core. Of what a client may send, banned words take the most: 0.6
+MiB, and a grammar 0.25."""
+
+# Bounds of what a peer may say, checked while decoding: of a list, before its elements are. A NaN
+# is outside every range.
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 RequestIds = Annotated[list[RequestId], msgspec.Meta(max_length=1 << 16)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=(1 << 16) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 Counts = Annotated[list[Count], msgspec.Meta(max_length=1 << 16)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Wave = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""The number of one that somebody asks for, or ends: the next one can be told as well."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
+Packages = Annotated[dict[Name, Name], msgspec.Meta(max_length=256)]
 Cause = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
 
@@ -209,7 +218,7 @@ class Fingerprint(Message, frozen=True):
 
     protocol: Count
     code: Name
-    packages: dict[Name, Name]
+    packages: Packages
     model: Name
     tokenizer: Name
 
@@ -222,7 +231,7 @@ class EngineReady(Message, frozen=True):
     max_model_len: Count
     """After auto-fitting to memory."""
     num_gpu_blocks: Count
-    block_size: Count
+    block_size: Size
     kv_cache_size_tokens: Count
     dtype: Name
     vocab_size: Count
@@ -291,7 +300,7 @@ class OutputDetails(Message, frozen=True):
     new_logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     pooling_output: np.ndarray | None = None
-    events: list[EngineCoreEvent] | None = None
+    events: Annotated[list[EngineCoreEvent], msgspec.Meta(max_length=1 << 16)] | None = None
     prefill_stats: PrefillStats | None = None
     error: Cause | None = None
     """Cause of FinishReason.ERROR, for the client: names no path, address or traceback."""
@@ -354,14 +363,14 @@ class EngineCoreOutputs(Message, frozen=True):
 
     engine_index: Rank
     epoch: Epoch
-    outputs: list[EngineCoreOutput] = []
+    outputs: Annotated[list[EngineCoreOutput], msgspec.Meta(max_length=1 << 16)] = []
     stats: SchedulerStats | None = None
     timestamp: Seconds = 0.0
     """The core's monotonic clock when the step ended: all tokens in `outputs` appeared then."""
     utility: UtilityOutput | None = None
-    finished_ids: list[RequestId] | None = None
-    wave_complete: Count | None = None
-    start_wave: Count | None = None
+    finished_ids: RequestIds | None = None
+    wave_complete: Wave | None = None
+    start_wave: Wave | None = None
 
 
 class Phase(enum.IntEnum):
@@ -433,7 +442,7 @@ class FirstRequest(Message, frozen=True):
 
     engine_index: Rank
     """Who got the request."""
-    wave: Count
+    wave: Wave
     """What the API server takes for the next wave."""
 
 

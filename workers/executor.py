@@ -29,7 +29,6 @@ from typing import Any, Protocol, TypeVar
 import zmq
 
 from engine import lifecycle
-from engine.codec import Encoder
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ExecutorError, WireError
 from engine.sockets import make_ipc_directory
@@ -104,7 +103,7 @@ class MultiprocExecutor:
         self._config = config
         self._on_failure = on_failure
         self._pending = PendingCalls()
-        self._encoder = Encoder()
+        self._encoder = rpc.encoder()
         self._decoder = rpc.reply_decoder()
         self._unsampled: int | None = None
         """Number of the call whose step awaits its masks."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import zmq
 
 from engine import lifecycle, log
-from engine.codec import Encoder
 from engine.config import EngineConfig, ParallelConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from workers import resources, rpc
@@ -107,7 +106,7 @@ class Wires:
         self._timeout_s = start.config.executor.execute_timeout_s
         self._call_number = -1
         self._doing = "start"
-        self._encoder = Encoder()
+        self._encoder = rpc.encoder()
         self._decoder = rpc.call_decoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._side_channels = [

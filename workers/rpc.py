@@ -25,8 +25,9 @@ from typing import Generic, Literal, Protocol, TypeVar, assert_never
 
 import msgspec
 
-from engine.codec import Decoder
+from engine.codec import Decoder, Encoder
 from engine.errors import ConfigError, RaywireError
+from engine.sockets import MAX_MESSAGE_BYTES
 from engine.step import (
     KVCacheSpec,
     ModelRunnerOutput,
@@ -227,9 +228,15 @@ def describe_failure(error: Exception, *, call: int, doing: str) -> Failed:
     )
 
 
+def encoder() -> Encoder:
+    """Of calls and replies. A plan in which many requests begin may be large: each brings its words
+    that are banned, and its blocks."""
+    return Encoder(MAX_MESSAGE_BYTES)
+
+
 def call_decoder() -> Decoder[Call]:
-    return Decoder(Call)
+    return Decoder(Call, MAX_MESSAGE_BYTES)
 
 
 def reply_decoder() -> Decoder[Reply]:
-    return Decoder(Reply)
+    return Decoder(Reply, MAX_MESSAGE_BYTES)
