@@ -211,6 +211,7 @@ def _make_front(
         first_rank=config.ranks.start,
         max_n=config.max_n,
         max_stored_responses=config.max_stored_responses,
+        send_timeout_s=config.send_timeout,
         max_num_queued_reqs=_share(config.queue_limit, num_servers),
         max_num_queued_tokens=_share(config.max_num_queued_tokens, num_servers),
         allowed_origins=config.allowed_origins,
