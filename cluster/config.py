@@ -358,11 +358,6 @@ class ServeConfig:
                 f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"
                 f" {self.max_stored_responses}"
             )
-        if self.on_engine_death == "replace" and self.backend == "ray" and not self.is_hybrid:
-            raise ConfigError(
-                "--on-engine-death replace is for engines of this machine so far; it does not go"
-                " with --data-parallel-backend ray"
-            )
         if not 0 < self.send_timeout < math.inf:
             raise ConfigError(f"--send-timeout must be positive seconds, not {self.send_timeout}")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
