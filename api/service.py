@@ -73,6 +73,7 @@ class Service:
         self._model: LoadedModel | None = None
         client.on_stats = self.metrics.on_stats
         client.on_load = self.metrics.on_load
+        self.metrics.watch_engines(client.engines)
         self.metrics.watch(
             "wire_dropped_messages",
             "Messages from engine cores that were stale or broke the protocol",
