@@ -23,6 +23,7 @@ from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
 from cluster.http_socket import listen_group
+from cluster.kubernetes.cli import make_render_k8s, render
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.options import (
     DATA_PARALLEL_OPTIONS,
@@ -246,6 +247,10 @@ for _command in (latency, throughput):
 cli.add_command(bench)
 cli.add_command(make_run_batch(serve, _batch_config))
 cli.add_command(chat)
+render.add_command(
+    make_render_k8s(serve, lambda m, f: _serve_config(m, f, environment.read(os.environ)))
+)
+cli.add_command(render)
 cli.add_command(complete)
 
 

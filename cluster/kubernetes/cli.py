@@ -1,0 +1,144 @@
+"""The commands `raywire render k8s` and `raywire lint k8s`, and their flags. Light, as
+`cluster/cli.py` is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cluster.command_line import as_arguments
+from cluster.option_groups import GroupedCommand, in_group
+from cluster.option_types import HumanInt
+from engine import __version__
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.config import ServeConfig
+
+_pods = in_group("Kubernetes")
+
+
+@click.group()
+def render() -> None:
+    """Write what other systems deploy a server by."""
+
+
+def make_render_k8s(
+    serve: click.Command, serve_config: Callable[[str, dict[str, Any]], "ServeConfig"]
+) -> click.Command:
+    """The command, which takes all flags of `serve`.
+
+    Args:
+        serve: the command.
+        serve_config: makes the settings of a server of a model's name and flags.
+    """
+
+    @click.command("k8s", cls=GroupedCommand)
+    @click.argument("model")
+    @_pods(
+        "--kind",
+        type=click.Choice(["rayjob", "raycluster"]),
+        default="rayjob",
+        show_default=True,
+        help="A server that the operator runs, or a cluster to submit it to.",
+    )
+    @_pods("--gpu/--no-gpu", "has_gpus", default=False, help="A GPU for each worker.")
+    @_pods("--name", default="raywire", show_default=True, help="Of the RayJob or RayCluster.")
+    @_pods("--image", default=f"raywire:{__version__}", show_default=True, help="Of all pods.")
+    @_pods(
+        "--cache-claim", help="PersistentVolumeClaim for models and kernels, shared by the pods."
+    )
+    @_pods(
+        "--head-cpu",
+        "head_vcpus",
+        type=click.FloatRange(min=0.1),
+        help="vCPUs instead of the formula's.",
+    )
+    @_pods(
+        "--head-memory",
+        "head_memory_bytes",
+        type=HumanInt(),
+        help="Memory instead of the computed.",
+    )
+    @_pods(
+        "--worker-cpu",
+        "worker_vcpus",
+        type=click.FloatRange(min=0.1),
+        help="The same of each worker pod.",
+    )
+    @_pods(
+        "--worker-memory",
+        "worker_memory_bytes",
+        type=HumanInt(),
+        help="The same of each worker pod.",
+    )
+    @_pods(
+        "--accept",
+        "accepted",
+        multiple=True,
+        metavar="RULE:REASON",
+        help="A finding of `raywire lint k8s` that is meant; may be given several times.",
+    )
+    @_pods(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="A folder for a kustomize tree, instead of one bundle on standard output.",
+    )
+    @_pods("--overlay", help="Name of the overlay in that tree; unless given, --name's.")
+    def render_k8s(**flags: Any) -> None:
+        """Write KubeRay manifests of a server of MODEL.
+
+        Takes the flags of `raywire serve`. Cores follow from the formula, /dev/shm from the rings,
+        memory from model and KV cache, grace periods from the drain. Engines share a worker pod by
+        --data-parallel-size-local, one a pod unless given.
+
+        \b
+        Examples:
+          raywire render k8s demo | kubectl apply -f -
+          raywire render k8s Qwen/Qwen3-8B -dp 4 -tp 2 --data-parallel-size-local 2 --gpu
+          raywire render k8s demo --kind raycluster -o deploy --overlay staging
+        """
+        # Only here: YAML, and what sizes a server.
+        from cluster.kubernetes.files import rendered
+
+        own = {name: flags.pop(name) for name in own_names}
+        values = {**flags, "host": "0.0.0.0"}  # of the pod; a NetworkPolicy guards it
+        entrypoint = ["exec", "raywire", "serve", *as_arguments(serve, _of_a_job(values))]
+        config = serve_config(flags.pop("model"), {**flags, "data_parallel_backend": "ray"})
+        output, overlay = own.pop("output"), own.pop("overlay")
+        if output is not None:
+            overlay = overlay or own["name"]
+        files = rendered(config, entrypoint, overlay=overlay if output else None, **own)
+        if output is None:
+            click.echo(files[""], nl=False)
+            return
+        for name, content in files.items():
+            path = output / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+            click.echo(path)
+
+    own_names = [str(param.name) for param in render_k8s.params if param.name != "model"]
+    taken = {"model", *own_names}
+    render_k8s.params += [param for param in serve.params if param.name not in taken]
+    return render_k8s
+
+
+def _of_a_job(values: dict[str, Any]) -> dict[str, Any]:
+    """The flags of the server in the pod: its port binds all of the pod's addresses, ranks go where
+    the pods are, and keys come from the Secret's file."""
+    from cluster.kubernetes import names
+
+    if values.get("api_key"):
+        raise ConfigError(
+            "--api-key would stand in the manifest for all to read: put keys into the Secret"
+            f" {names.KEYS_SECRET}, which the server reads as a file"
+        )
+    local = values.get("data_parallel_size_local") or 1
+    return {
+        **values,
+        "data_parallel_size_local": local,
+        "api_key_file": Path(names.KEYS_FOLDER) / names.API_KEYS,
+    }

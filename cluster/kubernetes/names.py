@@ -1,0 +1,40 @@
+"""What things are called on Kubernetes: labels, names, ports, places in a container. Shared by what
+is rendered and what is checked."""
+
+import importlib.metadata
+
+APP = "raywire"
+APP_LABEL = "app.kubernetes.io/name"
+"""On every pod of ours; Service, NetworkPolicy and budget choose by it."""
+
+ROLE_LABEL = "raywire.io/role"
+"""head or worker."""
+
+GATEWAY_LABEL = "raywire.io/gateway"
+"""Pods that may send requests have it, with the value `true`; whichever namespace they are in."""
+
+ENTRYPOINT_ANNOTATION = "raywire.io/entrypoint"
+"""Of a RayCluster: the job to submit to it."""
+
+ACCEPTED_ANNOTATION = "raywire.io/accepted-findings"
+"""`rule: reason`, one a line: what `raywire lint k8s` shall report and not fail for."""
+
+KEYS_SECRET = "raywire-keys"
+API_KEYS = "api-keys"
+"""Key of that Secret: one API key a line."""
+HUB_TOKEN = "hub-token"
+"""Key of that Secret, which may be missing: for models of the hub that ask for one."""
+
+KEYS_FOLDER = "/etc/raywire/keys"
+CACHE_FOLDER = "/var/cache/raywire"
+
+GCS_PORT = 6379
+DASHBOARD_PORT = 8265
+METRICS_PORT = 8080
+
+CONTAINER = "ray"
+
+
+def ray_version() -> str:
+    """What is installed here: head, workers and driver have to have the same."""
+    return importlib.metadata.version("ray")

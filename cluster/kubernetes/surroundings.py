@@ -1,0 +1,140 @@
+"""What every server has around it, whatever its size: the documents of the kustomize base, and its
+optional components. Pure."""
+
+from cluster.kubernetes import names
+from cluster.kubernetes.manifests import Document
+
+OUR_PODS = {"matchLabels": {names.APP_LABEL: names.APP}}
+
+
+def base(port: int) -> dict[str, Document]:
+    """By file name."""
+    return {
+        "service-account.yaml": _service_account(),
+        "service.yaml": _service(port),
+        "network-policy.yaml": _network_policy(port),
+        "pod-disruption-budget.yaml": _budget(),
+    }
+
+
+def secret_template() -> Document:
+    """To be filled in and applied by hand: no key belongs into a file that is kept."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": names.KEYS_SECRET, "labels": {names.APP_LABEL: names.APP}},
+        "type": "Opaque",
+        "stringData": {names.API_KEYS: "", names.HUB_TOKEN: ""},
+    }
+
+
+def pod_monitor() -> Document:
+    """For Prometheus' operator, which has to know the kind."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
+        "spec": {
+            "selector": OUR_PODS,
+            "podMetricsEndpoints": [
+                {"port": "metrics"},
+                {
+                    "port": "http",
+                    "path": "/metrics",
+                    "bearerTokenSecret": {"name": names.KEYS_SECRET, "key": "metrics-key"},
+                },
+            ],
+        },
+    }
+
+
+def _service_account() -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
+        "automountServiceAccountToken": False,
+    }
+
+
+def _service(port: int) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
+        "spec": {
+            "selector": {names.APP_LABEL: names.APP, names.ROLE_LABEL: "head"},
+            "ports": [{"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def _network_policy(port: int) -> Document:
+    """All that reaches our pods. Among them everything: Ray's ports and the wires' are chosen by
+    the kernel."""
+    anywhere: Document = {"namespaceSelector": {}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
+        "spec": {
+            "podSelector": OUR_PODS,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {"from": [{"podSelector": OUR_PODS}]},
+                {
+                    "from": [
+                        {
+                            **anywhere,
+                            "podSelector": {"matchLabels": {names.GATEWAY_LABEL: "true"}},
+                        }
+                    ],
+                    "ports": [{"port": port, "protocol": "TCP"}],
+                },
+                {
+                    "from": [
+                        {
+                            **anywhere,
+                            "podSelector": {
+                                "matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}
+                            },
+                        }
+                    ],
+                    "ports": [{"port": names.DASHBOARD_PORT, "protocol": "TCP"}],
+                },
+                {
+                    "from": [
+                        {
+                            **anywhere,
+                            "podSelector": {
+                                "matchLabels": {"app.kubernetes.io/name": "prometheus"}
+                            },
+                        }
+                    ],
+                    "ports": [
+                        {"port": names.METRICS_PORT, "protocol": "TCP"},
+                        {"port": port, "protocol": "TCP"},
+                    ],
+                },
+            ],
+            "egress": [
+                {"to": [{"podSelector": OUR_PODS}]},
+                {
+                    "to": [{**anywhere, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
+                    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+                },
+                # The hub, for models that are not in the cache yet.
+                {"ports": [{"port": 443, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def _budget() -> Document:
+    """A pod that is evicted ends the server: nodes are drained by whoever ends it first."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
+        "spec": {"maxUnavailable": 0, "selector": OUR_PODS},
+    }
