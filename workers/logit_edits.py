@@ -140,8 +140,8 @@ class TokenCounts:
 def apply(
     logits: Tensor, edits: Iterable[tuple[int, LogitEdits]], masks: Mapping[int, Bits] | None = None
 ) -> None:
-    """Edit rows of `[n, vocab]` logits in place, given as pairs of row and edits. `masks`, by row,
-    have been laid over them."""
+    """Edit rows of `[n, vocab]` logits in place, given as pairs of row and edits; within a row they
+    lie side by side. `masks`, by row, have been laid over them."""
     pairs = list(edits)
     limits = [(row, *e.limits((masks or {}).get(row))) for row, e in pairs]
     _keep_allowed(logits, [(row, allowed) for row, allowed, _ in limits if len(allowed)])
@@ -163,7 +163,7 @@ def _keep_allowed(logits: Tensor, ids: list[tuple[int, Ids]]) -> None:
 
 def _ban(logits: Tensor, ids: list[tuple[int, Ids]]) -> None:
     if ids:
-        logits.view(-1).index_fill_(0, _places(logits, ids), -torch.inf)
+        _flat(logits).index_fill_(0, _places(logits, ids), -torch.inf)
 
 
 def _add_bias(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
@@ -171,7 +171,7 @@ def _add_bias(logits: Tensor, pairs: list[tuple[int, LogitEdits]]) -> None:
     if active:
         places = _places(logits, [(row, e.bias_ids) for row, e in active])
         bias = _column(logits, [e.bias for _, e in active])
-        flat = logits.view(-1)
+        flat = _flat(logits)
         flat[places] = flat[places] + bias
 
 
@@ -188,7 +188,7 @@ def _penalize(logits: Tensor, pairs: list[tuple[int, LogitEdits, TokenCounts]]) 
             strict=True,
         )
     )
-    flat = logits.view(-1)
+    flat = _flat(logits)
     seen = flat[places]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     flat[places] = seen - frequency * counts - presence * (counts > 0)
@@ -206,10 +206,16 @@ def _end_thoughts(
             logits[row, token_id] = 0.0
 
 
+def _flat(logits: Tensor) -> Tensor:
+    """The same memory as one row, from the first logit to the last. Rows may lie apart in it: what
+    tensor ranks gather is cut where their padding begins."""
+    num_rows, vocab_size = logits.shape
+    return logits.as_strided(((num_rows - 1) * logits.stride(0) + vocab_size,), (1,))
+
+
 def _places(logits: Tensor, ids: list[tuple[int, Ids]]) -> Tensor:
     """Return where the ids of several rows lie in the flattened logits."""
-    vocab_size = logits.shape[1]
-    places = np.concatenate([row_ids + row * vocab_size for row, row_ids in ids])
+    places = np.concatenate([row_ids + row * logits.stride(0) for row, row_ids in ids])
     return torch.from_numpy(places).to(logits.device)
 
 

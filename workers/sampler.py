@@ -120,7 +120,7 @@ class Sampler:
         """Return one token per row.
 
         Args:
-            logits: `[len(request_ids), vocab_size]` float32, contiguous. Overwritten.
+            logits: `[len(request_ids), vocab_size]` float32; rows may lie apart. Overwritten.
             request_ids: whose rows they are.
             masks: what some of them may sample, no matter what else they want.
         """

@@ -19,7 +19,7 @@ def apply(logits: Tensor, rows: list[int], bits: Bits, kernels: Kernels | None =
     """Mask some rows of logits in place.
 
     Args:
-        logits: `[n, vocab]` float32, contiguous.
+        logits: `[n, vocab]` float32; rows that lie apart are slower.
         rows: which rows.
         bits: `[len(rows), words]`, the mask of each.
         kernels: that do it; None leaves it to torch.

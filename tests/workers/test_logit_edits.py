@@ -22,13 +22,19 @@ def ids(token_ids: Sequence[int]) -> np.ndarray:
 
 
 def edited(
-    params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()
+    params: SamplingParams,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    num_padding: int = 0,
 ) -> tuple[list[float], list[float]]:
-    """What the edits make of a row, and what the plain definition makes of it."""
-    logits = torch.linspace(-3, 3, VOCAB).repeat(3, 1)
-    before = logits.clone()
+    """What the edits make of a row, and what the plain definition makes of it. With padding, rows
+    lie apart."""
+    whole = torch.linspace(-3, 3, VOCAB + num_padding).repeat(3, 1)
+    logits, before = whole[:, :VOCAB], whole.clone()
     logit_edits.apply(logits, [(1, LogitEdits(params, VOCAB, ids(prompt), ids(output)))])
-    assert torch.equal(logits[[0, 2]], before[[0, 2]])
+    assert torch.equal(logits[[0, 2]], before[[0, 2], :VOCAB])
+    assert torch.equal(whole[:, VOCAB:], before[:, VOCAB:])
+    before = before[:, :VOCAB]
     plain = plain_sampling.edit(before[1].double().numpy(), params, prompt, output)
     return logits[1].tolist(), plain.astype(np.float32).tolist()
 
@@ -57,11 +63,13 @@ CASES = {
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("output", [(), (4,), (4, 40, 4, 4, 6)])
+@pytest.mark.parametrize("num_padding", [0, 3])
 def test_a_row_is_edited_by_the_plain_definition(
-    params: SamplingParams, output: tuple[int, ...]
+    params: SamplingParams, output: tuple[int, ...], num_padding: int
 ) -> None:
-    """Every edit, alone and together, touches its row as defined and no other row."""
-    found, expected = edited(params, prompt=(6, 6, 20, 48), output=output)
+    """Every edit, alone and together, touches its row as defined and no other row; also where rows
+    lie apart, as tensor ranks gather a vocabulary that they do not divide evenly."""
+    found, expected = edited(params, (6, 6, 20, 48), output, num_padding)
 
     assert found == pytest.approx(expected, abs=1e-5)
 
