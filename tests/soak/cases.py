@@ -25,7 +25,9 @@ class Case:
 
     @property
     def num_choices(self) -> int:
-        return int(self.body.get("n", 1))
+        prompt = self.body.get("prompt")
+        is_batch = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
+        return int(self.body.get("n", 1)) * (len(prompt) if is_batch else 1)
 
 
 SCHEMA = {
