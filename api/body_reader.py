@@ -8,7 +8,7 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from api.errors import HttpError
-from api.limits import MAX_UNFINISHED_BODIES
+from api.limits import MAX_UNFINISHED_BODIES, MIN_BODY_BYTES_PER_S
 from engine.errors import RaywireError, UnavailableError
 
 
@@ -17,7 +17,8 @@ class BodyReader:
 
     Args:
         max_bytes: of one body.
-        timeout_s: for which nothing of a body may come.
+        timeout_s: for which nothing of a body may come; after it, too, at least
+            `MIN_BODY_BYTES_PER_S` must have come on average.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
@@ -52,6 +53,8 @@ class BodyReader:
     async def _read(self, request: Request, patience: asyncio.Timeout) -> bytes:
         chunks: list[bytes] = []
         size = 0
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         self._pending.add(patience)
         try:
             while True:
@@ -68,7 +71,8 @@ class BodyReader:
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 if self._num_bytes > MAX_UNFINISHED_BODIES * self._max_bytes:
                     raise UnavailableError("too many long bodies are on their way", 1)
-                patience.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+                latest_s = began_s + size / MIN_BODY_BYTES_PER_S
+                patience.reschedule(min(loop.time(), latest_s) + self._timeout_s)
         finally:
             self._pending.discard(patience)
             self._num_bytes -= size
@@ -107,7 +111,7 @@ def _too_long(max_bytes: int) -> HttpError:
 def _too_slow(timeout_s: float) -> HttpError:
     return HttpError(
         408,
-        f"nothing of the body has come for {timeout_s:.0f} s",
+        f"the body has not come: nothing for {timeout_s:.0f} s, or too little",
         code="body_timeout",
         headers={"connection": "close"},
     )

@@ -43,6 +43,9 @@ class ApiConfig:
     max_sequences: int = limits.MAX_SEQUENCES
     """Largest number of prompts times `n` of one request."""
 
+    send_timeout_s: float = limits.SEND_TIMEOUT_S
+    """A client that has not read its answer for so long is cut off (`--send-timeout`)."""
+
     max_num_queued_reqs: int | None = None
     """Sequences that this API server has in flight at most, waiting or running; beyond it requests
     are refused (`--max-num-queued-reqs`, of which each of several API servers has its share)."""

@@ -2,6 +2,11 @@
 looks at it. Used by `process`.
 
     connect -> head (64 KiB, 60 s) -> body (`BodyReader`) -> response -> head …
+                                                             unread: 60 s
+
+A client that does not read its answer is held up by the connection's own flow control: nothing more
+is written for it, what comes for it is merged (`request_stream`), and after `--send-timeout` it is
+cut off, which aborts its request.
 
 What is counted are the bytes since the parser last had something to hand on that is bounded
 elsewhere. So the bound holds for a URL, for all header lines together, for one that does not end,
@@ -9,9 +14,7 @@ and for trailers behind a body.
 """
 
 import asyncio
-import logging
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -23,25 +26,26 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api import client_watch, errors
+from api.connection_book import ConnectionBook
 from api.errors import Failure
-from api.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEAD_BYTES
-from engine.thinning import ThinnedCount
-
-logger = logging.getLogger(__name__)
-
-
-_refused: defaultdict[int, ThinnedCount] = defaultdict(ThinnedCount)
-"""Connections that were refused so far, by status."""
+from api.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
 
 _UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
+def kept_in(book: ConnectionBook) -> "type[BoundedConnection]":
+    """The connections of one server."""
+    return type("Connection", (BoundedConnection,), {"book": book})
 
 
 class BoundedConnection(HttpToolsProtocol):
     """A connection from its first byte to its last."""
 
+    book: ConnectionBook
     _is_before_head = True
     _num_head_bytes = 0
     _head_deadline: asyncio.TimerHandle | None = None
+    _send_deadline: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
     """What is being answered. `cycle` is the request that came last, which may have to wait."""
     _watch: "_ClientWatch | None" = None
@@ -49,13 +53,14 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(errors.server_failure(503, "too many connections", "unavailable", 1))
+        if len(self.connections) > self.book.max_connections:
+            self._refuse(errors.server_failure(503, "too many connections", "connections", 1))
         else:
             self._start_head_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_deadline()
+        self._stop_send_deadline()
         self._abandon_requests()
         super().connection_lost(exc)
 
@@ -80,6 +85,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._stop_head_deadline()
         self._start_head_deadline()
 
     def on_headers_complete(self) -> None:
@@ -97,6 +103,50 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         super().on_message_complete()
 
+    # ------------------------------------------------------------------- a client that reads slowly
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_send_deadline()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_send_deadline()
+        if not self._is_responding():
+            self._start_send_deadline()  # for the rest
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._start_send_deadline()
+        if not self._is_before_head:
+            # The rest of a body that nobody waits for. uvicorn has no time for it, nor any more for
+            # what follows it.
+            self._start_head_deadline()
+
+    def _start_send_deadline(self) -> None:
+        if self._send_deadline is None and self.transport.get_write_buffer_size():
+            timeout_s = self.book.send_timeout_s
+            self._send_deadline = self.loop.call_later(timeout_s, self._on_unread, self._running)
+
+    def _stop_send_deadline(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def _on_unread(self, cycle: RequestResponseCycle | None) -> None:
+        self._send_deadline = None
+        num_bytes = self.transport.get_write_buffer_size()
+        if cycle is not self._running:
+            self._start_send_deadline()  # it has read the answer that this was for
+        elif num_bytes:
+            self.book.count(
+                "send_timeout",
+                self.client,
+                f"{num_bytes} bytes of its answer have not been read for"
+                f" {self.book.send_timeout_s:g} s",
+            )
+            self.transport.abort()
+
     # ------------------------------------------------------------------------------------------
 
     def _start_head_deadline(self) -> None:
@@ -112,6 +162,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_deadline = None
         if self._is_responding():
             self._start_head_deadline()  # the client may well wait for that first
+        elif self._running is not None and not self._num_head_bytes:
+            self.transport.close()  # it has its answer, and has begun nothing new
         else:
             self._refuse(
                 errors.request_failure(
@@ -146,27 +198,20 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, failure: Failure) -> None:
         """Answer without looking further, and close."""
-        self._log_refusal(failure)
+        details = failure.details
+        assert details.code is not None
+        self.book.count(details.code, self.client, details.message)
         is_responding = self._is_responding()
         self._abandon_requests()
         if not is_responding:
             body = failure.body(path="")  # it has not said which
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in failure.headers.items())
             self.transport.write(
                 STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body
             )
         self.transport.close()
-
-    def _log_refusal(self, failure: Failure) -> None:
-        refused = _refused[failure.status]
-        if refused.add():
-            logger.warning(
-                "refused a connection status=%d num_refused=%d client=%s: %s",
-                failure.status,
-                refused.count,
-                self.client and self.client[0],
-                failure.details.message,
-            )
+        self._start_send_deadline()
 
 
 class _ClientWatch:

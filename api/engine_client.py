@@ -113,6 +113,8 @@ class EngineClient:
         self.on_loss: Callable[[Loss], None] | None = None
         """Called for each loss that this client is told of by the wire or sees itself, on the event
         loop, after its requests have gone elsewhere."""
+        self.on_ready: Callable[[EngineReady], None] | None = None
+        """Called for each READY that is news, on the event loop."""
         self._replaces_ranks = replaces_ranks
         self._doorkeeper = Doorkeeper()
         self._client_index = client_index
@@ -375,6 +377,8 @@ class EngineClient:
             self.balancer.mark_up(ready.engine_index, ready.block_size, cache_tokens)
             self._starting.set()
             self._dispatcher.settle()
+            if self.on_ready is not None:
+                self.on_ready(ready)
 
     def _refuse(self, ready: EngineReady, difference: ConfigError) -> None:
         if self._outlives_deaths:
@@ -448,6 +452,8 @@ class EngineClient:
         engine = self.engines[engine_index]
         self.balancer.mark_down(engine.index)
         self._calls.fail(UnavailableError(f"{engine.name} is being replaced"), engine.index)
+        if self.on_load is not None:
+            self.on_load(engine.index, EngineLoad(engine.index, epoch, 0, 0, 0.0))
         num_moving = self._dispatcher.strand(engine)
         logger.warning("%s epoch=%d is gone: %s", engine.name, epoch, cause)
         num_waiting = self._dispatcher.settle()

@@ -17,8 +17,15 @@ HEAD_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 8192
 """Each may hold as much as a head and what is read ahead of a body: 1 GiB in all."""
 
+SEND_TIMEOUT_S = 60.0
+"""Default of `--send-timeout`: for a client to read what lies before it, when its connection's
+buffers are full or its answer is complete."""
+
 MAX_BODY_BYTES = 8 << 20
 BODY_TIMEOUT_S = 60.0
+MIN_BODY_BYTES_PER_S = 1024
+"""Of a body, beyond the first `BODY_TIMEOUT_S`: one that drips comes to an end."""
+
 MAX_UNFINISHED_BODIES = 32
 """So many bodies of the greatest length may be on their way, and more that are shorter."""
 
@@ -145,8 +152,9 @@ TABLE: dict[str, tuple[Limit, ...]] = {
         Limit("header lines", MAX_HEAD_BYTES, "bytes", "with the URL: else 431"),
         Limit("header lines", HEAD_TIMEOUT_S, "seconds", "until they are there: else 408"),
         Limit("connections", MAX_CONNECTIONS, "", "of one API server: else 503"),
+        Limit("answer", SEND_TIMEOUT_S, "seconds", "unread: else the connection is cut"),
         Limit("body", MAX_BODY_BYTES, "bytes", "refused while it is read: 413"),
-        Limit("body", BODY_TIMEOUT_S, "seconds", "in which nothing of it comes: else 408"),
+        Limit("body", BODY_TIMEOUT_S, "seconds", "without any of it, or under 1 KiB a second: 408"),
         Limit(
             "unfinished bodies",
             MAX_UNFINISHED_BODIES * MAX_BODY_BYTES,

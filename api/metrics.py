@@ -33,6 +33,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from api.admission import Flow
+from api.engine_handle import EngineHandle
 from api.load_balancer import Route, Rule
 from api.metric_families import Family, MergeRule, from_prometheus
 from api.timeline import Timeline
@@ -48,6 +49,8 @@ _RULES: dict[str, MergeRule] = {
     "num_requests_running": "latest",
     "num_requests_waiting": "latest",
     "kv_cache_usage_perc": "latest",
+    "engine_up": "max",
+    "engine_losses": "max",
     "cache_config_info": "max",
     "prefix_cache_queries": "max",
     "prefix_cache_hits": "max",
@@ -119,6 +122,11 @@ class Metrics:
             EngineMetrics(model_name, first_rank + index) for index in range(num_engines)
         ]
         self.registry.register(_EngineCollector(self._engines))
+
+    def watch_engines(self, engines: Sequence[EngineHandle]) -> None:
+        """Tell, when asked, which of them are up."""
+        for engine, handle in zip(self._engines, engines, strict=True):
+            engine.handle = handle
 
     def on_ready(self, ready: Sequence[EngineReady]) -> None:
         """Publish what the engine cores said about their caches."""
@@ -283,6 +291,7 @@ class EngineMetrics:
 
     def __init__(self, model_name: str, rank: int) -> None:
         self.labels: tuple[str, ...] = (model_name, str(rank))
+        self.handle = EngineHandle(0, rank)
         self.told_at = 0.0
         """`time.monotonic()` of the last news. The API servers of one port share a machine, and so
         that clock."""
@@ -309,6 +318,14 @@ class EngineMetrics:
         self.request_generation_tokens = Histogram(_TOKEN_BUCKETS)
         self.request_preemptions = Histogram((0.0, 1.0, 2.0, 5.0, 10.0))
 
+    @property
+    def is_up(self) -> float:
+        return float(self.handle.state == "up")
+
+    @property
+    def num_losses(self) -> float:
+        return float(self.handle.epoch)
+
     def on_load(self, load: SchedulerStats | EngineLoad) -> None:
         self.told_at = time.monotonic()
         self.load = load
@@ -331,6 +348,7 @@ _GAUGES = (
     ("num_requests_running", "Requests that run in the current step", "load.num_running"),
     ("num_requests_waiting", "Requests that wait for their turn", "load.num_waiting"),
     ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", "load.kv_cache_usage"),
+    ("engine_up", "1 while the engine core can take requests, else 0", "is_up"),
 )
 """Name, meaning, and where `EngineMetrics` has it; so with the others."""
 
@@ -342,6 +360,7 @@ _COUNTERS = (
     ("prompt_tokens", "Prompt tokens, computed or found", "num_prompt_tokens"),
     ("prompt_tokens_cached", "Prompt tokens found in cache", "num_prompt_tokens_cached"),
     ("generation_tokens", "Tokens generated", "num_generation_tokens"),
+    ("engine_losses", "Times the engine core was lost, and others went on", "num_losses"),
 )
 _LABELLED_COUNTERS = (
     ("request_success", "Sequences ended, by finish reason", "num_finished", "finished_reason"),

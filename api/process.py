@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 from api import app, sampling_defaults
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
-from api.connection import BoundedConnection
+from api.connection import kept_in
+from api.connection_book import ConnectionBook
 from api.engine_client import EngineClient
 from api.input_processor import InputProcessor
 from api.markup import Markup
@@ -112,7 +113,7 @@ async def _serve(
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(config, client, exchange)
-    server = _Server(app.build(service), config.tls)
+    server = _Server(app.build(service), service.connections, config.tls)
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
         with in_lasting_thread(start) as folder:
@@ -138,11 +139,11 @@ async def _serve(
 class _Server(uvicorn.Server):
     """Uvicorn, without its signal handlers: they would race with our drain."""
 
-    def __init__(self, application: ASGIApp, tls: TlsConfig | None) -> None:
+    def __init__(self, application: ASGIApp, book: ConnectionBook, tls: TlsConfig | None) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
-                http=BoundedConnection,
+                http=kept_in(book),
                 loop="none",
                 ws="none",
                 lifespan="off",

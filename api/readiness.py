@@ -8,7 +8,7 @@ from api import errors
 from api.errors import ErrorDetails
 from api.service import Service
 
-Status = Literal["ready", "loading", "shedding", "draining", "hung", "dead"]
+Status = Literal["ready", "degraded", "loading", "shedding", "draining", "hung", "dead"]
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -24,6 +24,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """What `/ready` says."""
 
     status: Status
+    """Degraded: some ranks are lost, and the others take requests."""
     reason: str | None
     """Why requests are refused; null where they are not."""
     ranks: Ranks
@@ -60,7 +61,9 @@ def _status(service: Service, ranks: Ranks) -> tuple[Status, str | None]:
                     f"{service.admission.num_in_flight} requests are in flight, as many as the"
                     " server takes"
                 )
-            return "ready", None
+            if not ranks.up:
+                return "loading", f"all {ranks.all} ranks are being started anew"
+            return "degraded" if ranks.missing else "ready", None
         case "draining":
             return "draining", f"the server is stopping; {service.num_active} requests still run"
         case "hung":

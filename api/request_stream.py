@@ -14,6 +14,10 @@ from api.timeline import Timeline
 from engine.errors import RaywireError
 from engine.wire import EngineCoreOutput, Logprobs, OutputDetails
 
+_MAX_WAITING = 64
+"""Outputs that wait as they are. More are merged as they come: a reader that stands still costs its
+tokens, four bytes each, and not an object for every step."""
+
 
 class Wakeup:
     """Lets one task wait for any of several streams. Setting it when nobody waits is remembered."""
@@ -76,6 +80,8 @@ class RequestStream:
         """Add an output of the step that ended at `timestamp` on the core's clock."""
         self.timeline.update(output, timestamp)
         self._waiting.append(output)
+        if len(self._waiting) > _MAX_WAITING:
+            self._waiting = [merge(self._waiting)]
         self.wakeup.set()
 
     def fail(self, error: RaywireError) -> None:

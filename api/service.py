@@ -11,6 +11,7 @@ from api.body_reader import BodyReader
 from api.brought_templates import BroughtTemplates
 from api.chat_template import ChatTemplate
 from api.config import ApiConfig
+from api.connection_book import open_book
 from api.engine_client import EngineClient
 from api.guard import Guard
 from api.input_processor import InputProcessor
@@ -60,6 +61,7 @@ class Service:
             lambda: client.num_in_flight,
             self.metrics.flow,
         )
+        self.connections = open_book(config.send_timeout_s, len(client.engines))
         self._exchange = exchange
         self.ranks = range(config.first_rank, config.first_rank + len(client.engines))
         """Of the engine cores, as clients count them."""
@@ -71,6 +73,7 @@ class Service:
         self._model: LoadedModel | None = None
         client.on_stats = self.metrics.on_stats
         client.on_load = self.metrics.on_load
+        self.metrics.watch_engines(client.engines)
         self.metrics.watch(
             "wire_dropped_messages",
             "Messages from engine cores that were stale or broke the protocol",
@@ -85,6 +88,12 @@ class Service:
             "api_server_requests_active",
             "Requests being answered, from the end of their body",
             lambda: self.num_active,
+        )
+        self.metrics.count(
+            "connections_ended",
+            "Connections that the server has ended, by what the client did",
+            "reason",
+            self.connections.counts,
         )
         self.metrics.count(
             "admission_rejections",

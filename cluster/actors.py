@@ -127,8 +127,10 @@ class EngineActor:
             self._process.stop()
 
     def _check_reach(self) -> None:
-        if self._keys is not None and self._start.model is not None:
-            check_reach(self._start.config.wire, self._keys, self._start.node)
+        wire = self._start.config.wire
+        # A later incarnation has an address that others of this server reach: it tries and tries.
+        if self._keys is not None and self._start.model is not None and wire.epoch == 0:
+            check_reach(wire, self._keys, self._start.node)
 
     def _config(self, deadline: Deadline) -> EngineConfig:
         """The settings, with the model as it is on this node."""

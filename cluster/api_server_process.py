@@ -20,12 +20,14 @@ from typing import NoReturn, assert_never
 from api import process
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from api.engine_handle import Loss
 from cluster.channel import (
     Allow,
     Begin,
     Channel,
     Death,
     Loaded,
+    Lost,
     Part,
     PartWanted,
     Ping,
@@ -33,6 +35,7 @@ from cluster.channel import (
     Refusal,
     Scrape,
     Serve,
+    Up,
     Whole,
     Wires,
 )
@@ -53,6 +56,7 @@ class ApiServerConfig:
     num_engines: int
     step_timeout_s: float
     log_level: str
+    replaces_ranks: bool = False
 
     @property
     def title(self) -> str:
@@ -76,6 +80,7 @@ def main(
             config.client_index,
             step_timeout_s=config.step_timeout_s,
             first_rank=config.api.first_rank,
+            replaces_ranks=config.replaces_ranks,
         )
         command = _Command(Channel(connection), client, config.api.first_rank)
         try:
@@ -104,7 +109,8 @@ class _Command:
         self.metrics = MetricsExchange(channel)
         self._first_rank = first_rank
         self._client = client
-        self._client.on_death = self._on_death
+        client.on_death = self._on_death
+        client.on_loss = self._on_loss
         self._begin: Begin | None = None
         self._has_begun = threading.Event()
         self._may_serve = asyncio.Event()
@@ -128,6 +134,7 @@ class _Command:
         `/ready` 200 here and 503 there, a first request might meet the other."""
         lifecycle.freeze_heap()
         self._loop = asyncio.get_running_loop()
+        self._client.on_ready = lambda each: self.channel.send(Up(each))
         self.channel.send(Loaded(list(ready)))
         await self._may_serve.wait()
 
@@ -167,16 +174,21 @@ class _Command:
                     self._client.allow(public_keys)
                 case Death(engine_index, cause, _):
                     self._client.mark_dead(engine_index, cause)
+                case Lost(engine_index, epoch, cause, _):
+                    self._client.lose(engine_index, epoch, cause)
                 case PartWanted():
                     self.metrics.on_part_wanted()
                 case Whole():
                     self.metrics.on_whole(message)
                 case Ping():
                     self._on_ping()
-                case Loaded() | Refusal() | Scrape() | Part() | Pong():
+                case Loaded() | Refusal() | Up() | Scrape() | Part() | Pong():
                     raise AssertionError("an API server's words came from the command")
                 case _:
                     assert_never(message)
+
+    def _on_loss(self, loss: Loss) -> None:
+        self.channel.send(Lost(loss.engine_index, loss.epoch, loss.cause, loss.is_first))
 
     def _on_death(self, death: EngineDeadError, is_first: bool) -> None:
         # All API servers see the same silence; the command, which hears of it from each, logs it.

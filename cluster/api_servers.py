@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import assert_never
 
+from api.engine_handle import Loss
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_server_process import main as api_server_main
 from cluster.channel import (
@@ -23,6 +24,7 @@ from cluster.channel import (
     Channel,
     Death,
     Loaded,
+    Lost,
     Part,
     PartWanted,
     Ping,
@@ -30,11 +32,12 @@ from cluster.channel import (
     Refusal,
     Scrape,
     Serve,
+    Up,
     Whole,
     Wires,
 )
 from cluster.deadline import Deadline
-from cluster.front import OnReady
+from cluster.front import OnReady, RankWatcher
 from cluster.metrics_hub import MetricsHub
 from cluster.pulse import INTERVAL_S, SILENCE_S, Pulse
 from cluster.supervisor import Child, Supervisor
@@ -62,6 +65,7 @@ class ApiServers:
         configs: settings of each.
         http_sockets: one for each; they listen already.
         on_ready: called once, when all serve.
+        ranks: told of those that come and go, where they are replaced.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class ApiServers:
         configs: Sequence[ApiServerConfig],
         http_sockets: Sequence[socket.socket],
         on_ready: OnReady,
+        ranks: RankWatcher | None = None,
     ) -> None:
         self.death: EngineDeadError | None = None
         self._is_serving = False
         self._configs = configs
         self._http_sockets = http_sockets
         self._on_ready = on_ready
+        self._ranks = ranks
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._bell = Bell.create()
@@ -144,6 +150,10 @@ class ApiServers:
             logger.error("first cause: %s%s", who, cause)
         for channel in self._channels:
             channel.send(Death(engine_index, cause))
+
+    def lose(self, engine_index: int, epoch: int, cause: str) -> None:
+        for channel in self._channels:
+            channel.send(Lost(engine_index, epoch, cause))
 
     def last_seen(self, engine_index: int) -> str:
         last_seen = self._last_seen
@@ -241,6 +251,12 @@ class ApiServers:
                     self._bell.ring()
                 case Death(engine_index, cause, is_first):
                     self.mark_dead(engine_index, cause, is_first)
+                case Lost(engine_index, epoch, cause, is_first):
+                    assert self._ranks is not None
+                    self._ranks.on_loss(Loss(engine_index, epoch, cause, is_first))
+                case Up(each):
+                    assert self._ranks is not None
+                    self._ranks.on_up(each)
                 case Scrape(number):
                     self._metrics.ask(index, number)
                 case Part(families):

@@ -60,6 +60,22 @@ class Death(Message, frozen=True):
     """From an API server: it is the first to see it, and has left the logging to the command."""
 
 
+class Lost(Message, frozen=True):
+    """Either way: an incarnation of an engine core is gone, and the server outlives it."""
+
+    engine_index: int
+    epoch: int
+    cause: str
+    is_first: bool = False
+    """As in `Death`."""
+
+
+class Up(Message, frozen=True):
+    """From an API server: it has heard READY of another incarnation."""
+
+    ready: EngineReady
+
+
 class Loaded(Message, frozen=True):
     """From an API server: it could take requests."""
 
@@ -112,8 +128,8 @@ class Pong(Message, frozen=True):
     """What each engine core was doing when it was last heard of; empty: it has not been."""
 
 
-ToApiServer = Wires | Begin | Serve | Allow | Death | PartWanted | Whole | Ping
-FromApiServer = Loaded | Refusal | Death | Scrape | Part | Pong
+ToApiServer = Wires | Begin | Serve | Allow | Death | Lost | PartWanted | Whole | Ping
+FromApiServer = Loaded | Refusal | Death | Lost | Up | Scrape | Part | Pong
 AnyMessage = ToApiServer | FromApiServer
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -17,6 +17,7 @@ from api.limits import (
     DEFAULT_NUM_WAITING,
     MAX_SEQUENCES,
     MAX_STORED_RESPONSES,
+    SEND_TIMEOUT_S,
 )
 from api.sampling_defaults import check_override
 from cluster.environment import Environment
@@ -260,6 +261,9 @@ class ServeConfig:
     """Responses of /v1/responses that each API server keeps, to be read again or continued;
     0: none."""
 
+    send_timeout: float = SEND_TIMEOUT_S
+    """Seconds in which a client must have read what lies before it."""
+
     max_num_queued_reqs: int | None = None
     """Sequences in flight at most, waiting or running, on all ranks of this server; None: 1024 more
     than the ranks take at once."""
@@ -354,11 +358,8 @@ class ServeConfig:
                 f"--max-stored-responses must be from 0 to {MAX_STORED_RESPONSES}, not"
                 f" {self.max_stored_responses}"
             )
-        if self.on_engine_death == "replace" and self.backend == "ray" and not self.is_hybrid:
-            raise ConfigError(
-                "--on-engine-death replace is for engines of this machine so far; it does not go"
-                " with --data-parallel-backend ray"
-            )
+        if not 0 < self.send_timeout < math.inf:
+            raise ConfigError(f"--send-timeout must be positive seconds, not {self.send_timeout}")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from api.config import ApiConfig
 from api.engine_client import EngineClient
+from api.engine_handle import Loss
 from api.process import run as run_api_server
 from cluster.deadline import Deadline
 from engine.bound import ServerWires
@@ -22,6 +23,19 @@ from engine.wire import EngineReady, Fingerprint
 
 OnReady = Callable[[Sequence[EngineReady], float], None]
 """With what the engine cores have said, and the seconds since all of them have."""
+
+
+class RankWatcher(Protocol):
+    """Who is told of ranks that come and go, where they are replaced. From any thread; both return
+    at once."""
+
+    def on_loss(self, loss: Loss) -> None:
+        """An API server has seen it, and has sent the requests elsewhere."""
+        ...
+
+    def on_up(self, ready: EngineReady) -> None:
+        """An API server has heard READY."""
+        ...
 
 
 class Front(Protocol):
@@ -67,6 +81,11 @@ class Front(Protocol):
         From any thread; only the first has an effect."""
         ...
 
+    def lose(self, engine_index: int, epoch: int, cause: str) -> None:
+        """An incarnation of an engine core is gone, and the server outlives it: its streams go on
+        elsewhere, and another may come under a higher epoch. From any thread."""
+        ...
+
     @property
     def death(self) -> EngineDeadError | None:
         """What ended the server."""
@@ -91,6 +110,7 @@ class OwnApiServer:
         http_socket: listens already.
         client: neither bound nor used so far.
         on_ready: called once, when requests are served.
+        ranks: told of those that come and go, where they are replaced.
     """
 
     def __init__(
@@ -99,12 +119,15 @@ class OwnApiServer:
         http_socket: socket.socket,
         client: EngineClient,
         on_ready: OnReady,
+        ranks: RankWatcher | None = None,
     ) -> None:
         self._config = config
         self._http_socket = http_socket
         self._client = client
         self._on_ready = on_ready
         self._began_s = time.monotonic()
+        if ranks is not None:
+            client.on_loss, client.on_ready = ranks.on_loss, ranks.on_up
 
     def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
         set_title("APIServer_0")
@@ -145,6 +168,9 @@ class OwnApiServer:
 
     def mark_dead(self, engine_index: int | None, cause: str) -> None:
         self._client.mark_dead(engine_index, cause)
+
+    def lose(self, engine_index: int, epoch: int, cause: str) -> None:
+        self._client.lose(engine_index, epoch, cause)
 
     @property
     def death(self) -> EngineDeadError | None:

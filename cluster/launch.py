@@ -36,10 +36,11 @@ from cluster.model_source import resolve
 from cluster.plan import Topology
 from cluster.ray_engines import RayEngines
 from cluster.ray_job import drain_s, stop_advice
+from cluster.replacer import Replacer
 from cluster.waterfall import Waterfall, process_age_s
 from engine import fingerprint
 from engine.errors import EXIT_CONFIG, ConfigError
-from engine.lifecycle import stop_on_signals
+from engine.lifecycle import StopFlag, stop_on_signals
 from engine.wire import EngineReady
 from workers.model_shape import check_options
 from workers.resources import available_cores
@@ -97,7 +98,7 @@ def serve(
         stop_on_signals(*stop_signals) as stop,
         ipc_folder(config.environment.rpc_base_path) as folder,
     ):
-        server = _Server(config, http_sockets, folder)
+        server = _Server(config, http_sockets, folder, stop)
         try:
             code = server.front.run(server.start, stop)
         finally:
@@ -109,7 +110,11 @@ class _Server:
     """The parts of one server, and the order in which they start."""
 
     def __init__(
-        self, config: ServeConfig, http_sockets: Sequence[socket.socket], folder: IpcFolder
+        self,
+        config: ServeConfig,
+        http_sockets: Sequence[socket.socket],
+        folder: IpcFolder,
+        stop: StopFlag,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -117,8 +122,11 @@ class _Server:
         self._url = ""
         """Known once the node is."""
         self._waterfall = Waterfall(process_age_s())
-        self.front = _make_front(config, http_sockets, self._on_ready)
-        self._engines = _make_engines(config, self.front)
+        self._replacer = _make_replacer(config, stop)
+        self.front = _make_front(config, http_sockets, self._on_ready, self._replacer)
+        self._engines = _make_engines(config, self.front, self._replacer)
+        if self._replacer is not None:
+            self._replacer.attach(self.front, self._engines)
 
     def start(self) -> Path:
         """Everything up to the point where engine cores load. Returns the model's folder."""
@@ -161,6 +169,8 @@ class _Server:
     def close(self, is_urgent: Callable[[], bool]) -> None:
         """End the engine cores. Those that load have workers deep in an import or a file, which are
         not waited for: they die with them. One that hangs will not hear us."""
+        if self._replacer is not None:
+            self._replacer.close()
         self._engines.close(PATIENCE_S if self.front.heeds_stop else 0.0, is_urgent)
         sweep(self._folder.path.parent)  # a core that had to be killed may have left its own
 
@@ -172,9 +182,12 @@ class _Server:
         return code
 
     def _on_ready(self, all_ready: Sequence[EngineReady], handshake_s: float) -> None:
-        """Requests are served: nobody needs the sockets' names any more, and the log gets the
-        start-up times and the address."""
-        self._folder.remove()
+        """Requests are served. Nobody needs the sockets' names any more, unless engine cores may
+        come later; and the log gets the start-up times and the address."""
+        if self._replacer is None:
+            self._folder.remove()
+        else:
+            self._replacer.serve()
         slowest = max(all_ready, key=lambda ready: ready.load_s)
         stages = {
             "model_code": slowest.imports_s,
@@ -192,8 +205,22 @@ class _Server:
 # -------------------------------------------------------------------------------------- the parts
 
 
+def _make_replacer(config: ServeConfig, stop: StopFlag) -> Replacer | None:
+    if config.on_engine_death == "exit":
+        return None
+    return Replacer(
+        config.topology.num_engines,
+        first_rank=config.ranks.start,
+        start_timeout_s=config.engine.startup_timeout + _EXECUTOR_SPEAKS_FIRST_S,
+        is_draining=lambda: stop.is_set,
+    )
+
+
 def _make_front(
-    config: ServeConfig, http_sockets: Sequence[socket.socket], on_ready: OnReady
+    config: ServeConfig,
+    http_sockets: Sequence[socket.socket],
+    on_ready: OnReady,
+    replacer: Replacer | None,
 ) -> Front:
     num_servers = len(http_sockets)
     api = ApiConfig(
@@ -211,6 +238,7 @@ def _make_front(
         first_rank=config.ranks.start,
         max_n=config.max_n,
         max_stored_responses=config.max_stored_responses,
+        send_timeout_s=config.send_timeout,
         max_num_queued_reqs=_share(config.queue_limit, num_servers),
         max_num_queued_tokens=_share(config.max_num_queued_tokens, num_servers),
         allowed_origins=config.allowed_origins,
@@ -229,8 +257,9 @@ def _make_front(
             config.topology.num_engines,
             step_timeout_s=step_timeout_s,
             first_rank=api.first_rank,
+            replaces_ranks=replacer is not None,
         )
-        return OwnApiServer(api, http_sockets[0], client, on_ready)
+        return OwnApiServer(api, http_sockets[0], client, on_ready, replacer)
     configs = [
         ApiServerConfig(
             api=api,
@@ -238,10 +267,11 @@ def _make_front(
             num_engines=config.topology.num_engines,
             step_timeout_s=step_timeout_s,
             log_level=config.log_level,
+            replaces_ranks=replacer is not None,
         )
         for index in range(len(http_sockets))
     ]
-    return ApiServers(configs, http_sockets, on_ready)
+    return ApiServers(configs, http_sockets, on_ready, replacer)
 
 
 def _share(limit: int | None, num_servers: int) -> int | None:
@@ -251,8 +281,10 @@ def _share(limit: int | None, num_servers: int) -> int | None:
     return None if limit is None else -(-limit // num_servers)
 
 
-def _make_engines(config: ServeConfig, front: Front) -> EngineGroup:
+def _make_engines(config: ServeConfig, front: Front, replacer: Replacer | None) -> EngineGroup:
     back_end = RayEngines if config.backend == "ray" else LocalEngines
+    if replacer is not None:
+        return back_end(config, replacer.on_death, replacer.has_said_why, front.last_seen)
     return back_end(
         config,
         lambda index, _, cause: front.mark_dead(index, cause),

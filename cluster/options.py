@@ -311,6 +311,12 @@ SERVE_OPTIONS = [
     ),
     _option(
         "HTTP",
+        "--send-timeout",
+        type=float,
+        help="Seconds after which a client that does not read its answer is cut off.",
+    ),
+    _option(
+        "HTTP",
         "--shutdown-timeout",
         type=float,
         help="Seconds that running requests have after the first signal.",

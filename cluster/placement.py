@@ -12,7 +12,7 @@ the ranks would not fit even if the cluster were empty, `BusyError` that they do
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from engine.errors import ConfigError
@@ -105,6 +105,12 @@ class Placement:
     def is_local(self) -> bool:
         """Whether all ranks are where the command is: then no wire leaves the node."""
         return all(place.node.is_driver for place in self.ranks)
+
+    def moved(self, rank: int, node: Node) -> "Placement":
+        """The same with one rank on that node."""
+        return Placement(
+            tuple(replace(each, node=node) if each.rank == rank else each for each in self.ranks)
+        )
 
     def on(self, node: Node) -> tuple[RankPlace, ...]:
         return tuple(place for place in self.ranks if place.node.node_id == node.node_id)

@@ -34,11 +34,15 @@ class Actor:
     handle: Any
     index: int | None = None
     """Of an engine core among those of this server."""
+    epoch: int = 0
+    """Incarnation."""
     pid: int = 0
     """0: it has said nothing so far."""
     run: Any = None
     """The call that lasts as long as the actor's work."""
     end: End | None = None
+    is_lost: bool = False
+    """Given up: nobody waits for its end."""
 
     def __str__(self) -> str:
         pid = f" pid={self.pid}" if self.pid else ""

@@ -8,7 +8,10 @@ only call under way is one that waits for their ends.
     EngineCore_DP<r>   one actor per bundle (`actors`)
     DPCoordinator      an actor on this node, outside the group: it asks for nothing
 
-Actors and group are not detached, so Ray ends them with the command, however that ends.
+Actors and group are not detached, so Ray ends them with the command, however that ends. With
+`--on-engine-death replace` each rank has a group of its own, and a lost core is followed by another
+actor: on its node, if that can be reached, else elsewhere (`ray_relocation`). Nobody waits until
+Ray has noticed that the old one is gone; should it come back, API servers fence it.
 """
 
 import dataclasses
@@ -17,16 +20,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from cluster.actors import (
     CoordinatorActor,
     CoordinatorStart,
-    End,
     EngineActor,
     EngineStart,
-    Site,
     make_actor_class,
     variables_for_nodes,
 )
@@ -35,21 +35,18 @@ from cluster.command_watch import identify
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.deadline import Deadline
 from cluster.engine_group import Reach
-from cluster.model_on_node import make_portable
+from cluster.model_on_node import PortableModel, make_portable
 from cluster.placement import Placement, RankPlace, demand_of
-from cluster.ray_actors import GLANCE_S, KILL_S, RUNTIME_ENV, Actor, answers, end_of
+from cluster.ray_actors import GLANCE_S, KILL_S, RUNTIME_ENV, Actor, answers, summarize
 from cluster.ray_lease import RayLease
+from cluster.ray_watch import EndWatch
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
-from engine.errors import EXIT_CONFIG
-from engine.lifecycle import describe_exit
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, RaywireError, ServerError
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 2.0
-"""How long a core's message that says why it ends may take after its end."""
-
-_EPOCH = 0
-"""Of all: none is replaced so far."""
+_LOST_S = 1.0
+"""How long Ray may take to hear that an actor is to be killed: its node may be gone."""
 
 _END_S = 12.0
 """How long it may take with everything, beside the patience that actors are due."""
@@ -71,14 +68,25 @@ class RayEngines:
         last_seen: Callable[[int], str] = lambda _: "",
     ) -> None:
         self._config = config
-        self._on_death = on_death
-        self._has_said_why = has_said_why
-        self._last_seen = last_seen
         self._lease = RayLease("engine cores")
+        self._watch = EndWatch(
+            on_death,
+            has_said_why,
+            last_seen,
+            self._lease,
+            are_deaths_apart=config.on_engine_death == "replace",
+        )
         self._placement: Placement | None = None
+        self._host: str | None = None
+        """Where wires are bound; None: nothing leaves this node."""
+        self._configs: list[EngineConfig] = []
+        self._model: PortableModel | None = None
+        self._allow: Callable[[Sequence[bytes]], None] = lambda _: None
         self._engines: list[Actor] = []
+        """The latest of each rank."""
+        self._refusals: dict[int, set[str]] = {}
+        """By engine core: ids of nodes where it cannot run, as was found after the start."""
         self._coordinator: Actor | None = None
-        self._watcher: threading.Thread | None = None
 
     # ----------------------------------------------------------------------------------- placing
 
@@ -95,8 +103,10 @@ class RayEngines:
                 config.strategy,
                 config.data_parallel_size_local,
                 timeout_s=config.placement_timeout,
+                are_apart=config.on_engine_death == "replace",
             )
             session = self._lease.session
+            self._host = None if placement.is_local else session.address
             # A cluster of our own has the loopback device's, where nobody else reaches us.
             reach = Reach(host=self._host, address=None if session.is_ours else session.address)
         for chosen in placement.ranks:
@@ -106,12 +116,6 @@ class RayEngines:
     def _rank(self, chosen: RankPlace) -> int:
         """Placement counts the ranks of this server; others may have lower ones."""
         return self._config.ranks[chosen.rank]
-
-    @property
-    def _host(self) -> str | None:
-        """Where wires are bound; None: nothing leaves this node."""
-        assert self._placement is not None
-        return None if self._placement.is_local else self._lease.session.address
 
     # ---------------------------------------------------------------------------------- starting
 
@@ -164,64 +168,66 @@ class RayEngines:
         deadline: Deadline,
     ) -> None:
         assert self._placement is not None
-        with self._lease.step():
-            starts = self._engine_starts(model, wire)
-            for chosen, start in zip(self._placement.ranks, starts, strict=True):
-                self._engines.append(self._make_engine(chosen, start))
-            calls = [actor.handle.describe.remote() for actor in self._engines]
-            sites = self._answers(self._engines, calls, deadline)
-            for actor, site in zip(self._engines, sites, strict=True):
-                actor.pid = site.pid
-            self._allow(wire, sites, allow, deadline)
-            for actor in self._engines:
-                # A duration: the clocks of two nodes have nothing in common.
-                actor.run = actor.handle.run.remote(deadline.left_s)
-                logger.info("started %s", actor)
-
-    def _engine_starts(self, model: ResolvedModel, wire: WireConfig) -> list[EngineStart]:
-        config = self._config
-        assert self._placement is not None
-        configs = config.engine.engine_configs(
-            model, wire, config.environment, config.log_level, config.ranks
+        self._configs = self._config.engine.engine_configs(
+            model,
+            wire,
+            self._config.environment,
+            self._config.log_level,
+            self._config.ranks,
         )
-        if config.environment.worker_multiproc_method == "fork":
+        if self._config.environment.worker_multiproc_method == "fork":
             logger.warning(
                 "workers of a Ray actor are spawned: forks would not survive its threads"
             )
-        portable, command = make_portable(model.name), identify(os.getpid())
-        variables = variables_for_nodes(os.environ, is_ray_job=config.environment.is_ray_job)
-        return [
-            EngineStart(
-                config=_on_node(configs[chosen.rank], len(self._placement.on(chosen.node))),
-                model=None if chosen.node.is_driver else portable,
-                node=chosen.node.label,
-                command=command if chosen.node.is_driver else None,
-                variables=variables,
-            )
-            for chosen in self._placement.ranks
-        ]
+        self._model, self._allow = make_portable(model.name), allow
+        with self._lease.step():
+            self._engines = [self._make_engine(chosen) for chosen in self._placement.ranks]
+            self._run(self._engines, deadline)
 
-    def _make_engine(self, chosen: RankPlace, start: EngineStart) -> Actor:
+    def _make_engine(self, chosen: RankPlace, epoch: int = 0) -> Actor:
         title = f"EngineCore_DP{self._rank(chosen)}"
         options = {**self._lease.room.options(chosen.rank), "runtime_env": RUNTIME_ENV}
         made = make_actor_class(self._lease.ray, EngineActor, title)
-        handle = made.options(**options).remote(start)
+        start = self._engine_start(chosen, epoch)
         return Actor(
-            kind="engine core", title=title, node=start.node, handle=handle, index=chosen.rank
+            kind="engine core",
+            title=title,
+            node=start.node,
+            handle=made.options(**options).remote(start),
+            index=chosen.rank,
+            epoch=epoch,
         )
 
-    def _allow(
-        self,
-        wire: WireConfig,
-        sites: Sequence[Site],
-        allow: Callable[[Sequence[bytes]], None],
-        deadline: Deadline,
-    ) -> None:
-        """Let everybody know the keys of everybody who will connect."""
-        if wire.curve is None:
+    def _engine_start(self, chosen: RankPlace, epoch: int) -> EngineStart:
+        assert self._placement is not None
+        config = self._configs[chosen.rank]
+        config = dataclasses.replace(config, wire=dataclasses.replace(config.wire, epoch=epoch))
+        is_here, variables = chosen.node.is_driver, self._config.environment
+        return EngineStart(
+            config=_on_node(config, len(self._placement.on(chosen.node))),
+            model=None if is_here else self._model,
+            node=chosen.node.label,
+            command=identify(os.getpid()) if is_here else None,
+            variables=variables_for_nodes(os.environ, is_ray_job=variables.is_ray_job),
+        )
+
+    def _run(self, actors: Sequence[Actor], deadline: Deadline) -> None:
+        """Let engine cores load, once they are processes and everybody knows their keys."""
+        calls = [actor.handle.describe.remote() for actor in actors]
+        sites = self._answers(actors, calls, deadline)
+        for actor, site in zip(actors, sites, strict=True):
+            actor.pid = site.pid
+        self._list([site.public_key for site in sites if site.public_key is not None], deadline)
+        for actor in actors:
+            # A duration: the clocks of two nodes have nothing in common.
+            actor.run = actor.handle.run.remote(deadline.left_s)
+            logger.info("started %s", actor)
+
+    def _list(self, keys: Sequence[bytes], deadline: Deadline) -> None:
+        """Let everybody know the keys of everybody who will connect; there are none on ipc."""
+        if not keys:
             return
-        keys = [site.public_key for site in sites if site.public_key is not None]
-        allow(keys)
+        self._allow(keys)
         if self._coordinator is not None:
             call = self._coordinator.handle.allow.remote(keys)
             self._answers([self._coordinator], [call], deadline)
@@ -231,57 +237,54 @@ class RayEngines:
     ) -> list[Any]:
         return answers(self._lease.ray, actors, calls, deadline, self._lease.check_open)
 
-    # ---------------------------------------------------------------------------------- watching
+    # ------------------------------------------------------------------------ watching, replacing
 
     def watch(self) -> None:
-        self._watcher = threading.Thread(
-            target=self._watch, args=(self._lease.ray,), name="ray-watch", daemon=True
-        )
-        self._watcher.start()
-
-    def _watch(self, ray: Any) -> None:
-        pending = {actor.run: actor for actor in self._actors() if actor.run is not None}
-        while pending:
-            done, _ = ray.wait(list(pending), num_returns=1)  # no timeout: asleep until then
-            for call in done:
-                self._report(pending.pop(call), end_of(ray, call))
-
-    def _report(self, actor: Actor, end: End) -> None:
-        actor.end = end
-        if self._lease.is_closed:
-            return
-        if end.exit_code == EXIT_CONFIG and end.cause is not None:
-            self._on_death(actor.index, _EPOCH, end.cause)
-            return
-        line = f"{actor} {end.cause or describe_exit(end.exit_code)}{self._where(actor)}"
-        # What ended without a word may not be the first: a node takes all its ranks with it.
-        has_said_why = partial(self._has_said_why, actor.index, _EPOCH)
-        if self._last_words_arrive(has_said_why) if end.cause is None else has_said_why():
-            logger.info("%s; the first cause is logged above", line)
-        else:
-            logger.error("first cause: %s", line)
-        self._on_death(actor.index, _EPOCH, line)
-
-    def _where(self, actor: Actor) -> str:
-        seen = "" if actor.index is None else self._last_seen(actor.index)
-        return f"; last seen in {seen}" if seen else ""
-
-    def _last_words_arrive(self, has_said_why: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while not has_said_why():
-            if time.monotonic() >= deadline or self._lease.wait_closed(0.01):
-                return has_said_why()
-        return True
+        self._watch.watch(self._lease.ray, [a for a in self._actors() if a.run is not None])
 
     def restart(self, engine_index: int, epoch: int) -> None:
-        raise NotImplementedError("no --on-engine-death replace on a Ray cluster")
+        with self._lease.step():
+            try:
+                self._restart(engine_index, epoch)
+            except RaywireError:
+                raise
+            except Exception as error:  # Ray's own, where its head is gone
+                raise ServerError(f"Ray cannot start it anew: {summarize(error)}") from error
+
+    def _restart(self, engine_index: int, epoch: int) -> None:
+        assert self._placement is not None
+        old, lost = self._placement.ranks[engine_index], self._engines[engine_index]
+        self._give_up(lost)
+        shunned = self._refusals.setdefault(engine_index, set())
+        if lost.epoch and lost.end is not None and lost.end.exit_code == EXIT_CONFIG:
+            shunned.add(old.node.node_id)  # it has no such model, say
+        node = self._lease.room.move(old, shunned, is_local=self._host is None)
+        logger.info("placed rank=%d epoch=%d node=%s", self._rank(old), epoch, node.label)
+        self._placement = self._placement.moved(engine_index, node)
+        actor = self._make_engine(self._placement.ranks[engine_index], epoch)
+        self._engines[engine_index] = actor
+        self._run([actor], Deadline(self._config.engine.startup_timeout))
+        self._watch.watch(self._lease.ray, [actor])
+
+    def _give_up(self, actor: Actor) -> None:
+        """Have an engine core killed that is lost, wherever it is, and wait for no news of it."""
+        actor.is_lost = True
+        kill = threading.Thread(
+            target=self._lease.ray.kill, args=(actor.handle,), name="ray-kill", daemon=True
+        )
+        kill.start()
+        kill.join(_LOST_S)
 
     def restart_coordinator(self, epoch: int) -> None:
         raise NotImplementedError("no --on-engine-death replace on a Ray cluster")
 
     @property
     def exit_codes(self) -> list[int | None]:
-        return [None if actor.end is None else actor.end.exit_code for actor in self._engines]
+        # Settings that have worked once are not to blame for a node where they do not.
+        return [
+            None if actor.end is None else EXIT_FAILED if actor.epoch else actor.end.exit_code
+            for actor in self._engines
+        ]
 
     # ----------------------------------------------------------------------------------- closing
 
@@ -303,8 +306,7 @@ class RayEngines:
             ray.kill(actor.handle)
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=KILL_S)
-        if self._watcher is not None:
-            self._watcher.join(KILL_S)
+        self._watch.join(KILL_S)
 
     def _actors(self) -> list[Actor]:
         coordinator = [] if self._coordinator is None else [self._coordinator]

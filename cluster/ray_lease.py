@@ -1,7 +1,7 @@
 """What a server has of a Ray cluster for as long as it lives: a connection, and room.
 
-`ray_engines` puts engine cores there, and `hybrid` whole servers. The start is a thread of steps;
-`close` may come in the middle of one, from another thread.
+`ray_engines` puts engine cores there, and `hybrid` whole servers. The start is a thread of steps,
+and so is each restart; `close` may come in the middle of one, from another thread.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from engine.errors import ServerError
 logger = logging.getLogger(__name__)
 
 _STEP_S = 2.0
-"""How long a step of the start may take to notice that it is to end."""
+"""How long a step may take to notice that it is to end."""
 
 
 class RayLease:
@@ -30,21 +30,29 @@ class RayLease:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._starting = threading.Lock()
+        self._stepping = threading.Condition()
+        self._num_steps = 0
+        self._closing = threading.Lock()
         self._is_closed = threading.Event()
         self._session: RaySession | None = None
         self._room: Reservation | None = None
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """One step of the start: `close` waits for the one under way.
+        """One step of a start, in which Ray may be called: `close` waits for those under way.
 
         Raises:
             ServerError: it is closed.
         """
-        with self._starting:
+        with self._stepping:
             self.check_open()
+            self._num_steps += 1
+        try:
             yield
+        finally:
+            with self._stepping:
+                self._num_steps -= 1
+                self._stepping.notify_all()
 
     def connect(self, address: str | None, *, num_cpus: int) -> Reservation:
         """Connect, and have nothing reserved yet. Arguments as in `ray_session.connect`."""
@@ -88,17 +96,16 @@ class RayLease:
         self._is_closed.set()
         # A step of the start notices soon, but for `ray.init`, which cannot be cut short: Ray ends
         # with this process then.
-        if not self._starting.acquire(timeout=_STEP_S):
-            logger.warning("Ray is still connecting; it ends with this process")
-            return
-        try:
+        with self._stepping:
+            if not self._stepping.wait_for(lambda: self._num_steps == 0, _STEP_S):
+                logger.warning("Ray is still connecting; it ends with this process")
+                return
+        with self._closing:
             session, self._session = self._session, None  # further calls would connect again
             if session is not None and not session.end_within(
                 within_s, lambda: self._end(session, end_actors)
             ):
                 logger.warning("Ray does not answer; what is left of it ends with this process")
-        finally:
-            self._starting.release()
 
     def _end(self, session: RaySession, end_actors: Callable[[Any], None]) -> None:
         with contextlib.ExitStack() as ending:

@@ -1,13 +1,15 @@
 """Room on a Ray cluster: looked for, reserved, given back.
 
-One placement group with one bundle for each rank, pinned to the node that `placement` has chosen.
-The group is not detached, so Ray gives it back with the command, however that ends. Used by
-`ray_engines` for engine cores, and by `hybrid` for whole servers.
+A bundle for each rank, pinned to the node that `placement` has chosen: all in one placement group,
+or each in its own where a rank may have to move. Groups are not detached, so Ray gives them back
+with the command, however that ends. Used by `ray_engines` for engine cores, and by `hybrid` for
+whole servers.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cluster.placement import (
@@ -16,9 +18,11 @@ from cluster.placement import (
     Placement,
     PlacementError,
     RankDemand,
+    RankPlace,
     Strategy,
     place,
 )
+from cluster.ray_relocation import choose_node, reachable_nodes
 from cluster.ray_session import RaySession
 from engine.errors import ConfigError
 
@@ -47,14 +51,15 @@ class Reservation:
     Args:
         session: the cluster.
         check_open: raises when the server is being closed; asked all the time.
-        name: of the placement group, for `ray list`.
+        name: of the placement groups, for `ray list`.
     """
 
     def __init__(self, session: RaySession, check_open: Callable[[], None], name: str) -> None:
         self._session = session
         self._check_open = check_open
         self._name = name
-        self._group: Any = None
+        self._places: dict[int, tuple[Any, int]] = {}
+        """Of each rank: its group, and the number of its bundle there."""
         self._demand = RankDemand(cpus=0)
 
     def take(
@@ -65,6 +70,7 @@ class Reservation:
         ranks_per_node: int | None,
         *,
         timeout_s: float,
+        are_apart: bool = False,
     ) -> Placement:
         """Reserve a place for every rank. Blocks.
 
@@ -74,6 +80,7 @@ class Reservation:
             strategy: how they go to nodes.
             ranks_per_node: with the strategy strict.
             timeout_s: how long a busy cluster has to make room.
+            are_apart: whether a rank may `move`.
 
         Raises:
             ConfigError: they do not fit; it compares, node by node. Nothing stays reserved.
@@ -86,11 +93,44 @@ class Reservation:
 
         return wait_for_room(
             decide,
-            self._reserve,
+            lambda placement, wait_s: self._reserve(placement.ranks, wait_s, are_apart),
             timeout_s=timeout_s,
             joining_s=0.0 if self._session.is_ours else _JOINING_S,
             pause=self._pause,
         )
+
+    def move(self, place: RankPlace, shunned: Collection[str], *, is_local: bool) -> Node:
+        """Give a rank's place up, with whatever still runs there, and reserve another: on its node,
+        if that can be reached, else elsewhere. Waits as long as there is no room: nodes come back.
+
+        Args:
+            place: where it was.
+            shunned: ids of nodes where it cannot run.
+            is_local: only the command's node will do.
+        """
+        self._give_back([place.rank])
+        home: str | None = place.node.node_id
+        is_told = False
+        while True:
+            rows = [row for row in self._session.ray.nodes() if row["NodeID"] not in shunned]
+            reachable = reachable_nodes(rows)
+            self._check_open()
+            try:
+                node = choose_node(
+                    self._session.observe_nodes(),
+                    self._demand,
+                    home=home,
+                    reachable=reachable,
+                    is_local=is_local,
+                )
+                if self._reserve([replace(place, node=node)], _GRANT_S, are_apart=True):
+                    return node
+                home = None  # somebody else has its room by now
+            except (PlacementError, BusyError) as error:
+                if not is_told:
+                    logger.warning("a lost rank waits for room, however long: %s", error)
+                    is_told = True
+            self._pause(_LOOK_S)
 
     def options(self, rank: int) -> dict[str, Any]:
         """Of the actor that fills the place of this rank."""
@@ -99,34 +139,45 @@ class Reservation:
         return {
             "num_cpus": self._demand.cpus,
             "num_gpus": self._demand.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, rank),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(*self._places[rank]),
         }
 
     def give_back(self) -> None:
-        """Idempotent."""
-        if self._group is not None:
-            self._session.ray.util.remove_placement_group(self._group)
-            self._group = None
+        """All of it. Idempotent."""
+        self._give_back(list(self._places))
 
-    def _reserve(self, placement: Placement, timeout_s: float) -> bool:
-        """Reserve a place for every rank; False, and nothing is reserved, if Ray does not grant it
-        in time."""
-        self._group = self._session.ray.util.placement_group(
-            [bundle(self._demand)] * len(placement.ranks),
-            bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in placement.ranks],
-            name=self._name,
-        )
+    def _give_back(self, ranks: Sequence[int]) -> None:
+        groups = [self._places.pop(rank)[0] for rank in ranks if rank in self._places]
+        for group in {group.id: group for group in groups}.values():
+            self._session.ray.util.remove_placement_group(group)
+
+    def _reserve(self, places: Sequence[RankPlace], timeout_s: float, are_apart: bool) -> bool:
+        """Reserve these places; False, and none of them is reserved, if Ray does not grant them in
+        time."""
+        ranks = [each.rank for each in places]
         try:
             deadline = time.monotonic() + timeout_s
-            while not self._group.wait(_GLANCE_S):
-                self._check_open()
-                if time.monotonic() >= deadline:
-                    self.give_back()
-                    return False
+            for together in [[each] for each in places] if are_apart else [places]:
+                self._ask_for(together)
+            for group, _ in [self._places[rank] for rank in ranks]:
+                while not group.wait(_GLANCE_S):
+                    self._check_open()
+                    if time.monotonic() >= deadline:
+                        self._give_back(ranks)
+                        return False
         except BaseException:
-            self.give_back()
+            self._give_back(ranks)
             raise
         return True
+
+    def _ask_for(self, places: Sequence[RankPlace]) -> None:
+        """Ask Ray for one group of these places."""
+        group = self._session.ray.util.placement_group(
+            [bundle(self._demand)] * len(places),
+            bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in places],
+            name=self._name,
+        )
+        self._places |= {each.rank: (group, number) for number, each in enumerate(places)}
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -20,7 +20,7 @@ NOT_OF_A_BATCH = frozenset(
         "prefix_cache_salt_per_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
         "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_start_rank",
-        "max_num_queued_reqs", "max_num_queued_tokens", "max_stored_responses",
+        "max_num_queued_reqs", "max_num_queued_tokens", "max_stored_responses", "send_timeout",
     }
 )  # fmt: skip
 """What `serve` takes and a batch has no use for: it has one server, which only it knows, and whose

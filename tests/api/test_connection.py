@@ -2,15 +2,13 @@
 
 import re
 import socket
-from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from api import connection
-from engine.thinning import ThinnedCount
+from api import connection, connection_book
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving, wait_for
 
@@ -35,6 +33,7 @@ def read_all(client: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.row("S-22")
 @pytest.mark.parametrize(
     ("begin", "more"),
     [
@@ -54,6 +53,7 @@ def test_head_that_does_not_end_is_refused(server: HttpServer, begin: bytes, mor
     assert server.http.get("/live").status_code == 200
 
 
+@pytest.mark.row("S-22")
 def test_head_that_is_too_long_is_a_431(server: HttpServer) -> None:
     """In the shape of all errors; one that is just within the bound passes."""
     with connect(server) as client:
@@ -77,6 +77,7 @@ def test_what_is_no_http_is_a_400(server: HttpServer) -> None:
     assert b'"code":"bad_http"' in answer
 
 
+@pytest.mark.row("S-22", "F-32")
 def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether nothing comes at all or a head stays unfinished."""
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
@@ -87,17 +88,27 @@ def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch)
                 assert read_all(client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_one_connection_too_many_gets_a_503(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And those that are there go on."""
-    assert server.http.get("/live").status_code == 200  # a connection that stays
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+@pytest.mark.row("F-49")
+def test_one_connection_too_many_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are there go on; once one of them has gone there is room again."""
+    monkeypatch.setattr(connection_book, "MAX_CONNECTIONS", 2)
+    with serving() as server:
+        assert server.http.get("/live").status_code == 200  # a connection that stays
+        with connect(server):
+            with connect(server) as client:
+                answer = read_all(client)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in answer
+            assert server.http.get("/live").status_code == 200
 
-    with connect(server) as client:
-        assert read_all(client).startswith(b"HTTP/1.1 503 ")
+        def is_let_in() -> bool:
+            with connect(server) as client:
+                client.sendall(b"GET /live HTTP/1.1\r\nconnection: close\r\n\r\n")
+                return read_all(client).startswith(b"HTTP/1.1 200 ")
 
-    assert server.http.get("/live").status_code == 200
+        wait_for(is_let_in)
+        ended = 'raywire:connections_ended_total{model_name="m",reason="connections"}'
+        assert server.metric(ended) >= 1
 
 
 def test_an_offer_of_http_2_is_ignored(server: HttpServer) -> None:
@@ -168,17 +179,15 @@ def test_a_client_that_leaves_aborts_what_runs_though_another_request_waits(
     assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
 
 
-def test_rubbish_does_not_fill_the_log(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rubbish_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Its lines get rarer the more there is: 1, 2, 4, 8, …"""
-    monkeypatch.setattr(connection, "_refused", defaultdict(ThinnedCount))
-    for _ in range(20):
-        with connect(server) as client:
-            client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-            read_all(client)
+    with serving() as server:
+        for _ in range(20):
+            with connect(server) as client:
+                client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+                read_all(client)
 
-    counts = [re.search(r"num_refused=(\d+)", record.getMessage()) for record in caplog.records]
+    counts = [re.search(r"num_ended=(\d+)", record.getMessage()) for record in caplog.records]
     assert [found and found[1] for found in counts] == ["1", "2", "4", "8", "16"]
 
 

@@ -56,6 +56,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.row("S-37")
 @pytest.mark.parametrize("request_", REFUSED.values(), ids=REFUSED.keys())
 def test_what_can_be_read_in_two_ways_is_refused(server: HttpServer, request_: bytes) -> None:
     """One 400, in OpenAI's shape, and the end: whatever follows is read by nobody."""
@@ -71,6 +72,7 @@ def test_what_can_be_read_in_two_ways_is_refused(server: HttpServer, request_: b
     assert b'"code":"bad_http"' in answer
 
 
+@pytest.mark.row("S-37")
 @pytest.mark.parametrize("header", [{"range": "bytes=0-1,3-4"}, {"if-none-match": "*"}])
 def test_a_part_of_an_answer_is_not_to_be_had(server: HttpServer, header: dict[str, str]) -> None:
     """The whole is sent, as HTTP allows: there is nothing here that is worth a part."""

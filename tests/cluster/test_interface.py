@@ -32,7 +32,8 @@ _OF_A_SERVER = f"""{_ACCESS}
     --num-gpu-blocks-override --on-engine-death --override-generation-config
     --pipeline-parallel-size --placement-timeout --port --quantization
     --ray-address --reasoning-parser --return-tokens-as-token-ids --root-path --scheduling-policy
-    --seed --served-model-name --shutdown-timeout --startup-timeout --tensor-parallel-size
+    --seed --send-timeout --served-model-name --shutdown-timeout --startup-timeout
+    --tensor-parallel-size
     --tool-call-parser --trust-request-chat-template --wire-port-range -dp -pp -tp
 """
 
@@ -41,7 +42,7 @@ _NOT_OF_A_BATCH = f"""{_ACCESS}
     --disable-fastapi-docs --no-allow-credentials --no-disable-fastapi-docs --root-path
     --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-start-rank --host
     --max-num-queued-reqs --max-num-queued-tokens --max-stored-responses
-    --no-data-parallel-hybrid-lb --port --shutdown-timeout
+    --no-data-parallel-hybrid-lb --port --send-timeout --shutdown-timeout
 """
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
 _OF_AN_LLM = """

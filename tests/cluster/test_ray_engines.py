@@ -236,7 +236,7 @@ def test_a_node_that_takes_two_ranks_with_it_is_one_first_cause(
 
     for index in range(2):
         actor = make_actor(index, pid=7)
-        engines._report(actor, End(exit_code=EXIT_FAILED, cause="died: node has died"))
+        engines._watch._report(actor, End(exit_code=EXIT_FAILED, cause="died: node has died"))
 
     assert [index for index, _, _ in deaths] == [0, 1]
     [cause] = [r.getMessage() for r in caplog.records if "first cause:" in r.getMessage()]

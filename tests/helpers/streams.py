@@ -1,5 +1,6 @@
 """Reads server-sent events of a running server, as a client does."""
 
+import itertools
 import json
 import math
 import threading
@@ -61,6 +62,8 @@ class BackgroundStream:
         self, server: Answering, headers: Mapping[str, str] | None = None, **fields: object
     ) -> None:
         self.events: list[dict[str, Any]] = []
+        self.arrived_at: list[float] = []
+        """Of each event, `time.monotonic()`."""
         self.status: int | None = None
         self.started = threading.Event()
         self.started_at = math.inf
@@ -93,6 +96,11 @@ class BackgroundStream:
         ]
 
     @property
+    def longest_gap_s(self) -> float:
+        """Between two events."""
+        return max(b - a for a, b in itertools.pairwise(self.arrived_at))
+
+    @property
     def errors(self) -> list[dict[str, Any]]:
         return [event["error"] for event in self.events if "error" in event]
 
@@ -107,6 +115,7 @@ class BackgroundStream:
                 self.status = response.status_code
                 for event in read_events(response):
                     self.events.append(event)
+                    self.arrived_at.append(time.monotonic())
                     if not self.started.is_set():
                         self.started_at = time.monotonic()
                         self.started.set()

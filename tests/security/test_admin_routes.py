@@ -105,9 +105,13 @@ def test_a_reset_says_whether_it_was_one(server: HttpServer) -> None:
         return server.http.post("/reset_prefix_cache", headers=ADMIN).json()
 
     assert ask(server) == {"success": True}
-    body = {"prompt": "x", "stream": True}
-    with serving(endless_answer, access=AccessConfig(admin=ACCESS.admin)) as busy:
+    body = {"prompt": "x", "stream": True, "max_tokens": 900}
+    slow = {"step_s": 0.05}
+    with serving(
+        endless_answer, access=AccessConfig(admin=ACCESS.admin), engine_options=slow
+    ) as busy:
         with busy.http.stream("POST", "/v1/completions", json=body) as stream:
-            assert next(stream.iter_lines())  # by now the engine has it
+            lines = stream.iter_lines()
+            assert next(lines)  # by now the engine has it
             assert ask(busy) == {"success": False}
         busy.wait_idle()
