@@ -275,6 +275,7 @@ BAD: list[tuple[tuple[str, bytes], int, str | None, str]] = [
 ]
 
 
+@pytest.mark.row("S-19", "S-21", "S-52", "S-53", "F-33", "F-35", "F-36", "F-37", "F-39")
 @pytest.mark.parametrize(("request_", "status", "param", "words"), BAD)
 def test_bad_request_is_refused_by_name(
     server: HttpServer, request_: tuple[str, bytes], status: int, param: str | None, words: str
@@ -289,6 +290,20 @@ def test_bad_request_is_refused_by_name(
     assert words in error["message"]
     if param is not None:
         assert error["param"] == param
+
+
+@pytest.mark.row("F-39")
+def test_of_two_fields_of_one_name_the_last_counts(server: HttpServer) -> None:
+    """As in Python and JavaScript, for all who look at it: what is checked is used."""
+    headers = {"content-type": "application/json"}
+    for body, param in (
+        (b'{"prompt": "x", "n": 1, "n": 200}', "n"),
+        (b'{"prompt": "x", "suffix": null, "suffix": "y"}', "suffix"),
+        (b'{"prompt": "x", "prompt": ""}', "prompt"),
+        (b'{"prompt": "x", "temperature": 1, "temperature": NaN}', "temperature"),
+    ):
+        response = server.http.post("/v1/completions", content=body, headers=headers)
+        assert check_shape(response, 400)["param"] == param, body
 
 
 @pytest.mark.parametrize(
@@ -327,10 +342,21 @@ UNSUPPORTED: list[tuple[tuple[str, bytes], str]] = [
     (chat(functions=[{"name": "f"}]), "functions"),
     (chat(chat_template="{{ x }}"), "chat_template"),
     (chat(modalities=["text", "audio"]), "modalities"),
-    (message(content=[{"type": "image_url", "image_url": {}}]), "messages[1].content[0]"),
+    *(
+        (message(content=[part]), "messages[1].content[0]")
+        for part in (
+            {"type": "image_url", "image_url": {}},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
+            {"type": "file", "file": {"file_data": "AAAA"}},
+            {"type": "image_embeds", "image_embeds": "AAAA"},
+        )
+    ),
 ]
 
 
+@pytest.mark.row("S-29", "S-34")
 @pytest.mark.parametrize(("request_", "param"), UNSUPPORTED)
 def test_known_field_that_is_not_served_is_refused(
     server: HttpServer, request_: tuple[str, bytes], param: str
@@ -363,6 +389,7 @@ def test_wrong_method_is_a_405_with_allow(
     assert set(response.headers["allow"].split(", ")) == allowed
 
 
+@pytest.mark.row("F-39")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

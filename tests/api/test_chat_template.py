@@ -147,6 +147,7 @@ def test_a_template_cannot_reach_the_interpreter(source: str) -> None:
         make(source).render([USER])
 
 
+@pytest.mark.row("S-29")
 @pytest.mark.parametrize(
     "source",
     [
@@ -167,6 +168,7 @@ def test_endless_rendering_is_cut(source: str, monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.row("S-29")
 def test_endless_output_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that doubles what it is given does not fill the memory (S-29)."""
     monkeypatch.setattr(template_sandbox, "MAX_RENDERED_CHARS", 10_000)
@@ -175,6 +177,7 @@ def test_endless_output_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         make("{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}").render([USER])
 
 
+@pytest.mark.row("S-28")
 def test_template_variables_lie_under_the_servers_own_names() -> None:
     """`chat_template_kwargs` cannot pretend to be the begin token (S-28)."""
     with pytest.raises(InvalidRequestError, match="bos_token"):

@@ -34,6 +34,7 @@ def test_request_id_is_repeated_on_streams(server: HttpServer) -> None:
     assert response.headers["x-request-id"] == "mine-43"
 
 
+@pytest.mark.row("S-54")
 @pytest.mark.parametrize("bad", [b"x" * 129, b"", b"two words", b'"', b"<b>", "é".encode()])
 def test_dangerous_request_id_is_replaced(server: HttpServer, bad: bytes) -> None:
     """Too long, or not of harmless characters; without one, each request gets its own."""

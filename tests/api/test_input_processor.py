@@ -40,6 +40,7 @@ def test_an_empty_text_is_refused(text: str) -> None:
         make().encode(text)
 
 
+@pytest.mark.row("F-33")
 def test_a_prompt_may_fill_all_but_one_token() -> None:
     """The model's length counts prompt and output together (F-33)."""
     assert max_tokens_of(MAX_LEN - 1) == 1
@@ -48,6 +49,7 @@ def test_a_prompt_may_fill_all_but_one_token() -> None:
             max_tokens_of(too_long)
 
 
+@pytest.mark.row("F-33")
 def test_too_long_is_told_in_the_words_that_clients_look_for() -> None:
     """LiteLLM, and agents that shorten a conversation, know no other sign of it."""
     words = f"(?i)this model's maximum context length is {MAX_LEN} tokens"
@@ -72,6 +74,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
     assert len(inputs.encode("<|turn|>" * 900)) == 900
 
 
+@pytest.mark.row("F-33")
 def test_max_tokens_must_fit_behind_the_prompt() -> None:
     """One more than fits is an error (E03), with what would fit; it is never cut silently."""
     assert max_tokens_of(10, MAX_LEN - 10) == MAX_LEN - 10
@@ -118,6 +121,7 @@ def test_parameters_name_no_token_that_is_not_there(field: str, value: Any) -> N
     assert refused.value.param == field
 
 
+@pytest.mark.row("S-55")
 def test_ids_are_unique_whatever_clients_send() -> None:
     """Twice the same name, and each of its continuations: five different ids, readable in logs."""
     inputs = make()

@@ -28,6 +28,7 @@ def post(server: HttpServer, path: str = "/v1/messages", **fields: Any) -> httpx
     return server.http.post(path, json={k: v for k, v in body.items() if v != "absent"})
 
 
+@pytest.mark.row("S-34")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -194,6 +194,7 @@ CASES = [
 ]
 
 
+@pytest.mark.row("F-37", "F-39")
 @pytest.mark.parametrize(("path", "make"), CASES)
 def test_a_body_that_would_cost_much_is_refused_at_once(
     server: HttpServer, path: str, make: Callable[[], bytes]

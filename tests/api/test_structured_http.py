@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine.structured_output import StructuredOutput
 from engine.wire import EngineCoreRequest
 from tests.helpers import byte_folder
+from tests.helpers.broken_schemas import BROKEN_SCHEMAS
 from tests.helpers.byte_folder import END
 from tests.helpers.grammar_walk import Language
 from tests.helpers.http_server import HttpServer, events, serving
@@ -259,6 +260,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.row("S-23")
 @pytest.mark.parametrize(("fields", "param"), BROKEN)
 @pytest.mark.parametrize("stream", [False, True])
 def test_broken_wish_is_a_400_by_name(
@@ -278,14 +280,15 @@ def test_broken_wish_is_a_400_by_name(
 
 
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
-    ({"parameters": {"type": "banana"}}, "tools[1].function.parameters.type"),
-    ({"parameters": {"properties": {"a": 7}}}, "tools[1].function.parameters.properties.a"),
-    ({"parameters": {"pattern": "a" * 9000}}, "tools[1].function.parameters.pattern"),
-    ({"parameters": {"$ref": "#/x"}}, "tools[1].function.parameters.$ref"),
+    *(
+        ({"parameters": schema}, f"tools[1].function.parameters{place}")
+        for schema, place in BROKEN_SCHEMAS
+    ),
     ({"name": "no spaces"}, "tools[1].function.name"),
 ]
 
 
+@pytest.mark.row("S-24")
 @pytest.mark.parametrize(("change", "param"), BAD_TOOLS)
 def test_broken_tool_is_a_400_where_calls_are_enforced(
     server: HttpServer, change: dict[str, Any], param: str

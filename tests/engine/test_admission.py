@@ -63,12 +63,14 @@ def test_a_wrong_value_is_refused_and_named(field: str, value: object) -> None:
     assert error.param == field
 
 
+@pytest.mark.row("S-52")
 def test_sampling_params_must_fit_the_vocabulary() -> None:
     """A token id that the model lacks would index past its logits."""
     error = refusal(make_request("r"), sampling_params=SamplingParams(stop_token_ids=(10,)))
     assert error.param == "stop_token_ids"
 
 
+@pytest.mark.row("F-41", "F-33")
 def test_a_request_that_can_never_run_is_refused_at_once() -> None:
     """F-41: with no room for one more token it would wait for ever."""
     assert isinstance(refusal(make_request("r", 16)), ContextLengthError)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from engine.grammar.compiler import Compiler
 from engine.inbox import Abort, Add
 from engine.request import from_wire
@@ -48,6 +50,7 @@ def added(threads: Input) -> str:
     return item.request.request_id
 
 
+@pytest.mark.row("F-40")
 def test_a_request_comes_with_its_matcher_and_neighbours_before_it(tmp_path: Path) -> None:
     """What needs no compiling passes what does."""
     with running(tmp_path) as (threads, peer):

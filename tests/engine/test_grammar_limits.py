@@ -68,6 +68,7 @@ BROKEN: list[tuple[Kind, str, str]] = [
 ]
 
 
+@pytest.mark.row("S-23")
 @pytest.mark.parametrize(("kind", "text", "why"), BROKEN)
 def test_what_is_broken_is_refused_with_a_reason(kind: Kind, text: str, why: str) -> None:
     """F01: in one short line that names the kind, at the field."""
@@ -151,6 +152,7 @@ MONSTROUS: list[tuple[Kind, str]] = [
 ]
 
 
+@pytest.mark.row("S-26")
 @pytest.mark.parametrize(("kind", "text"), MONSTROUS, ids=range(len(MONSTROUS)))
 def test_what_is_monstrous_is_compiled_or_refused_in_time(
     kind: Kind, text: str, hasty: Checker
@@ -190,6 +192,7 @@ def test_what_befalls_the_process_is_no_fault_of_a_grammar(
     assert compiler.compile(output, checker()) is compiler.known(output)
 
 
+@pytest.mark.row("S-26")
 def test_the_cache_of_grammars_is_bounded_in_bytes(tmp_path: Path) -> None:
     """The least recently used go first; ten thousand errors are no more than so many bytes."""
     compiler = make_compiler(tmp_path, max_cache_bytes=1_000_000)
@@ -208,6 +211,7 @@ def test_the_cache_of_grammars_is_bounded_in_bytes(tmp_path: Path) -> None:
     assert len(compiler._known) < 1000
 
 
+@pytest.mark.row("S-26")
 def test_a_grammar_that_grows_makes_others_leave(tmp_path: Path) -> None:
     """States that were found on the way are counted, by the time it took to find them."""
     compiler = make_compiler(tmp_path, max_cache_bytes=2_000_000)

@@ -33,6 +33,7 @@ HOSTILE: list[StructuredOutput] = [
 ]
 
 
+@pytest.mark.row("S-23", "S-26")
 def test_neighbours_stream_on_while_hostile_languages_are_refused() -> None:
     """Each by an error of its own; the process and its neighbour's tokens are untouched."""
     with run_core(step_delay_s=STEP_S) as core:

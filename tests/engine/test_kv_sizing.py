@@ -55,6 +55,7 @@ def test_auto_is_as_much_as_fits() -> None:
     assert size(report(budget=MIB), length="auto").max_model_len == 1024 - 16
 
 
+@pytest.mark.row("F-41")
 def test_a_length_that_does_not_fit_is_refused_with_the_numbers() -> None:
     """Needed, available, and the largest length that would fit: which then does fit."""
     with pytest.raises(ConfigError) as caught:
@@ -65,6 +66,7 @@ def test_a_length_that_does_not_fit_is_refused_with_the_numbers() -> None:
     assert size(report(1, budget=2 * MIB), length=2032).max_model_len == 2032
 
 
+@pytest.mark.row("F-41")
 def test_the_default_cache_shortens_the_length(caplog: pytest.LogCaptureFixture) -> None:
     """Told neither length nor memory, a server starts with what there is, and says so; but not
     with a length that is no use."""

@@ -239,6 +239,7 @@ def test_a_coding_agents_request(client: anthropic.Anthropic) -> None:
     assert message.stop_reason == "tool_use"
 
 
+@pytest.mark.row("S-34")
 def test_images_are_refused(client: anthropic.Anthropic) -> None:
     """Clearly: the model reads text."""
     source = {"type": "base64", "media_type": "image/png", "data": "aaaa"}

@@ -132,6 +132,7 @@ BAD = [
 ]
 
 
+@pytest.mark.row("F-35")
 def test_bad_requests_leave_a_neighbour_alone(server: Server) -> None:
     """They keep coming while a stream runs, and it says what its script says."""
     neighbour = BackgroundStream(server, max_tokens=45)

@@ -24,6 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.row("F-41")
 def test_the_length_is_what_fits(server: Server) -> None:
     """--max-model-len auto: all blocks but the null block, as clients are told."""
     with server.http() as client:

@@ -45,6 +45,7 @@ def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
     return line, seconds
 
 
+@pytest.mark.row("F-44")
 def test_a_port_in_use() -> None:
     """Within 2 s, before the model is even looked for."""
     with listen("127.0.0.1", 0) as taken:

@@ -211,6 +211,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.row("S-23")
 @pytest.mark.parametrize(("wish", "param"), REFUSED)
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_compiled_is_a_400(
@@ -227,6 +228,7 @@ def test_what_cannot_be_compiled_is_a_400(
     assert choices(complete(http, structured_outputs={"regex": "ok"}))[0]["text"] == "ok"
 
 
+@pytest.mark.row("S-24")
 def test_tool_that_cannot_be_compiled_is_a_400(http: httpx.Client) -> None:
     """The schema of a strict tool, or of one that must be called, is the tools' fault."""
     tool = {

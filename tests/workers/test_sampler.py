@@ -200,6 +200,7 @@ def test_engines_with_different_default_seeds_draw_different_tokens() -> None:
     assert outputs[0] == outputs[2]
 
 
+@pytest.mark.row("F-36")
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-7, 9e-6, 1e-4])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     """Nothing overflows on the way to zero."""
