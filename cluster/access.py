@@ -1,6 +1,6 @@
 """Keys and TLS of a server, from flags, files and variables. Used by `launch` and `cli`."""
 
-import logging
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +9,11 @@ from api.tls import TlsConfig, make_context
 from cluster.config import ServeConfig
 from engine.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+
+def check(config: ServeConfig) -> None:
+    """Raise ConfigError unless keys and files of TLS can be used."""
+    access_config(config)
+    tls_config(config)
 
 
 def access_config(config: ServeConfig) -> AccessConfig:
@@ -65,11 +69,26 @@ def tls_config(config: ServeConfig) -> TlsConfig | None:
     return tls
 
 
+def warnings(config: ServeConfig) -> list[str]:
+    """What the user may not know of the keys, a line each."""
+    lines = []
+    if config.api_key:
+        lines.append(
+            "a key in the command line is seen by all users of this machine until it is hidden, and"
+            " stays in the shell's history: use --api-key-file or RAYWIRE_API_KEY"
+        )
+    files = (config.api_key_file, config.metrics_key_file, config.admin_key_file)
+    return lines + [
+        f"{file} can be read by every user of this machine: chmod 600 {file}"
+        for file in files
+        if file is not None and file.stat().st_mode & stat.S_IROTH
+    ]
+
+
 def _keys(given: Sequence[str], file: Path | None, variable: str, in_it: Sequence[str]) -> Keys:
     hashes = hashes_of(given, "--api-key") + hashes_of(in_it, variable)
     if file is not None:
         hashes_of(read_file(file), str(file))  # a mistake in it ends the start here
-        _warn_if_open(file)
     return Keys(hashes=tuple(dict.fromkeys(hashes)), file=file)
 
 
@@ -81,8 +100,3 @@ def _all(keys: Keys) -> tuple[bytes, ...]:
 
 def _joined(file: Path | None, *keys: str) -> str:
     return " ".join([*keys, *(() if file is None else read_file(file))])
-
-
-def _warn_if_open(file: Path) -> None:
-    if file.stat().st_mode & 0o004:
-        logger.warning("%s can be read by every user of this machine: chmod 600 %s", file, file)

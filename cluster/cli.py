@@ -165,7 +165,7 @@ def serve(model: str, **flags: Any) -> None:
     is_api_server = config.topology.num_api_servers == 1  # else it supervises several
     log.configure("APIServer_0" if is_api_server else "raywire", config.log_level)
     http_sockets = listen_group(config.host, config.port, config.topology.num_api_servers)
-    _warn(config)
+    _check(config)
     # Only here: HTTP, ZeroMQ and tokenizers take half a second that --help does not need.
     from cluster.launch import serve as run_server
 
@@ -175,21 +175,19 @@ def serve(model: str, **flags: Any) -> None:
 def _serve_hybrid(config: ServeConfig, model: str, flags: dict[str, Any]) -> NoReturn:
     """A server on each node of the Ray cluster; this command starts and watches them."""
     log.configure("raywire", config.log_level)
-    _warn(config)
+    _check(config)
     # Only here, as above.
     from cluster.hybrid import serve as run_servers
 
     sys.exit(run_servers(config, _arguments_on_nodes(model, flags)))
 
 
-def _warn(config: ServeConfig) -> None:
-    """Of what the user may not know."""
-    if config.api_key:
-        logger.warning(
-            "a key in the command line is seen by all users of this machine until it is hidden, and"
-            " stays in the shell's history: use --api-key-file or RAYWIRE_API_KEY"
-        )
-    for warning in environment.warnings(os.environ):
+def _check(config: ServeConfig) -> None:
+    """Before anything slow is imported: keys and certificates, and what the user may not know."""
+    from cluster import access  # only here: --help needs neither hashes nor TLS
+
+    access.check(config)
+    for warning in access.warnings(config) + environment.warnings(os.environ):
         logger.warning("%s", warning)
 
 

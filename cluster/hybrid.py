@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.access import access_config, secrets_for_nodes
+from cluster.access import secrets_for_nodes
 from cluster.actors import End, Site, adopt, make_actor_class, variables_for_nodes
 from cluster.config import ServeConfig
 from cluster.http_socket import url
@@ -128,7 +128,6 @@ def serve(config: ServeConfig, arguments: Sequence[str]) -> int:
     """
     if advice := stop_advice(config.shutdown_timeout, config.environment):
         logger.warning("%s", advice)
-    access_config(config)  # a mistake ends here, not on a node
     with stop_on_signals() as stop:
         servers = _NodeServers(config, arguments)
         try:

@@ -5,8 +5,6 @@ Ray names a job by the command line of the process that connects, so hiding come
 
 from collections.abc import Sequence
 
-import setproctitle
-
 _SECRET = ("--api-key",)
 """Options whose value is a secret, in any command."""
 
@@ -19,6 +17,8 @@ def hide(arguments: Sequence[str]) -> None:
     everybody sees them."""
     shown = redacted(arguments)
     if shown != list(arguments):
+        import setproctitle  # only here: most commands have nothing to hide
+
         setproctitle.setproctitle(" ".join(["raywire", *shown]))
 
 
