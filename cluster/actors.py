@@ -27,8 +27,9 @@ from cluster.command_watch import ProcessIdentity, end_with
 from cluster.coordinator_process import CoordinatorServer
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, resolve_portable
+from cluster.run_folder import runs_folder
 from cluster.wire_reach import check_reach
-from engine import log
+from engine import log, run_log
 from engine.bound import CoordinatorWires, bind_tcp
 from engine.config import CoordinatorAddresses, EngineConfig
 from engine.curve import CurveKeys
@@ -95,10 +96,19 @@ class EngineActor:
         self._is_stopped = False
         adopt(start.variables)
         rank = start.config.parallel.data_parallel_rank
-        log.configure(f"EngineCore_DP{rank}", start.config.log_level)
+        name = f"EngineCore_DP{rank}"
+        log.configure(name, start.config.log_level)
+        run_log.keep(self._run_folder(), name, catches_crashes=False)
         if start.command is not None:
             end_with(start.command)
         self._keys = None if start.config.wire.curve is None else CurveKeys.generate()
+
+    def _run_folder(self) -> str | None:
+        """On another node a folder of the same name, in that node's cache."""
+        folder = self._start.config.run_folder
+        if folder is None or self._start.model is None:
+            return folder
+        return str(runs_folder(environment.read(os.environ).cache_dir) / Path(folder).name)
 
     def describe(self) -> Site:
         return Site(pid=os.getpid(), public_key=None if self._keys is None else self._keys.public)
@@ -135,7 +145,7 @@ class EngineActor:
     def _config(self, deadline: Deadline) -> EngineConfig:
         """The settings, with the model as it is on this node."""
         cache_dir = environment.read(os.environ).cache_dir
-        config = self._start.config
+        config = dataclasses.replace(self._start.config, run_folder=run_log.folder())
         # torch makes this folder when it is imported, and would leave it in the temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "torchinductor"))
         if self._start.model is not None:
@@ -166,6 +176,7 @@ class CoordinatorStart:
     port_range: tuple[int, int] | None
     num_engines: int
     log_level: str
+    run_folder: str | None
     command: ProcessIdentity | None
     """The command's process, on the same node."""
 
@@ -175,6 +186,7 @@ class CoordinatorActor:
 
     def __init__(self, start: CoordinatorStart) -> None:
         log.configure("DPCoordinator", start.log_level)
+        run_log.keep(start.run_folder, "DPCoordinator", catches_crashes=False)
         if start.command is not None:
             end_with(start.command)
         self._server = CoordinatorServer(start.wires or _bind(start), start.num_engines)

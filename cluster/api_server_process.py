@@ -40,7 +40,7 @@ from cluster.channel import (
     Wires,
 )
 from cluster.metrics_exchange import MetricsExchange
-from engine import lifecycle, log
+from engine import lifecycle, log, run_log
 from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, ServerError
 from engine.wire import EngineReady
 
@@ -57,6 +57,7 @@ class ApiServerConfig:
     step_timeout_s: float
     log_level: str
     replaces_ranks: bool = False
+    run_folder: str | None = None
 
     @property
     def title(self) -> str:
@@ -72,6 +73,7 @@ def main(
     `multiprocessing`."""
     lifecycle.set_title(config.title)
     log.configure(config.title, config.log_level)
+    run_log.keep(config.run_folder, config.title)
     lifecycle.die_with_parent(at_once=False, is_first_to_know=False)
     lifecycle.leave_stopping_to_parent()
     with lifecycle.stop_on_signals(lifecycle.STOP_SIGNAL) as stop:

@@ -61,6 +61,7 @@ def cli() -> None:
     raywire plan -tp 2 -dp 4   what a topology needs, before anything starts
     raywire plan demo -dp 2    the same of a server on this machine or Ray cluster
     raywire limits             what clients may send
+    raywire postmortem         what has ended a server
     raywire chat               talk to a running server; `complete` for base models
     raywire run-batch          a file of requests into a file of results
     raywire bench serve        what clients see of a running server
@@ -120,6 +121,38 @@ def _plan_topology(is_json: bool, flags: dict[str, Any]) -> None:
         raise ConfigError(f"--{others[0].replace('_', '-')} matters only with a MODEL")
     shown = (Topology(**given),) if given else STANDARD_DEPLOYMENTS
     click.echo(json.dumps([t.to_json() for t in shown], indent=2) if is_json else table(shown))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "is_json", is_flag=True, help="JSON, for machines.")
+def postmortem(folder: Path | None, is_json: bool) -> None:
+    """Say what has ended a server, from what it has left in FOLDER.
+
+    `serve` keeps a folder of each run, under RAYWIRE_CACHE_DIR/runs: settings without secrets,
+    processes, what engine cores were doing, the last lines of each process, and the stacks of those
+    that crashed or hung. Without FOLDER the latest run is shown.
+
+    \b
+    Examples:
+      raywire postmortem
+      raywire postmortem ~/.cache/raywire/runs/20261130-221530-4711
+    """
+    # Only here, as above.
+    from cluster import postmortem as examination
+    from cluster.run_folder import find_runs, runs_folder
+
+    if folder is None:
+        cache_dir = environment.read(os.environ).cache_dir
+        if not (runs := find_runs(cache_dir)):
+            raise ConfigError(f"no run is kept in {runs_folder(cache_dir)}")
+        folder = runs[-1]
+    run = examination.read(folder)
+    report = examination.examine(run)
+    if is_json:
+        click.echo(json.dumps(examination.to_json(run, report), indent=2))
+    else:
+        click.echo(examination.render(run, report), nl=False)
 
 
 @cli.command("limits")

@@ -23,6 +23,7 @@ from api.sampling_defaults import check_override
 from cluster.environment import Environment
 from cluster.placement import Strategy, check_strategy
 from cluster.plan import Topology
+from engine import run_log
 from engine.config import (
     CacheConfig,
     DType,
@@ -211,6 +212,7 @@ class EngineOptions:
                     environment, len(ranks), first_device=index * self.world_size
                 ),
                 log_level=log_level,
+                run_folder=run_log.folder(),
             )
             for index, rank in enumerate(ranks)
         ]

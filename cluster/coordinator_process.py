@@ -23,7 +23,7 @@ from typing import NoReturn
 import zmq
 
 from cluster.coordinator import Coordinator, Start
-from engine import lifecycle, log
+from engine import lifecycle, log, run_log
 from engine.bound import CoordinatorWires
 from engine.codec import Decoder, Encoder
 from engine.config import CoordinatorAddresses
@@ -56,6 +56,7 @@ class CoordinatorConfig:
     first_rank: int = 0
     """Data-parallel rank of the first."""
     log_level: str = "INFO"
+    run_folder: str | None = None
 
 
 def main(config: CoordinatorConfig) -> NoReturn:
@@ -64,6 +65,7 @@ def main(config: CoordinatorConfig) -> NoReturn:
     name = "DPCoordinator"
     lifecycle.set_title(name)
     log.configure(name, config.log_level)
+    run_log.keep(config.run_folder, name)
     lifecycle.die_with_parent(at_once=False)
     lifecycle.leave_stopping_to_parent()
     server = CoordinatorServer(config.wires, config.num_engines, config.first_rank)

@@ -37,9 +37,10 @@ from cluster.plan import Topology
 from cluster.ray_engines import RayEngines
 from cluster.ray_job import drain_s, stop_advice
 from cluster.replacer import Replacer
+from cluster.run_folder import kept_run, note_end
 from cluster.waterfall import Waterfall, process_age_s
-from engine import fingerprint
-from engine.errors import EXIT_CONFIG, ConfigError
+from engine import fingerprint, run_log
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError, RaywireError
 from engine.lifecycle import StopFlag, stop_on_signals
 from engine.wire import EngineReady
 from workers.model_shape import check_options
@@ -98,12 +99,25 @@ def serve(
         stop_on_signals(*stop_signals) as stop,
         ipc_folder(config.environment.rpc_base_path) as folder,
     ):
-        server = _Server(config, http_sockets, folder, stop)
-        try:
-            code = server.front.run(server.start, stop)
-        finally:
-            server.close(lambda: stop.count > 1)
-    return server.judge(code)
+        with kept_run(config, _title(config), lambda: server.last_seen):
+            server = _Server(config, http_sockets, folder, stop)
+            try:
+                try:
+                    code = server.front.run(server.start, stop)
+                finally:
+                    server.close(lambda: stop.count > 1)
+                code = server.judge(code)
+            except RaywireError as error:
+                is_mistake = isinstance(error, ConfigError)
+                note_end(EXIT_CONFIG if is_mistake else EXIT_FAILED, str(error))
+                raise
+            note_end(code)
+    return code
+
+
+def _title(config: ServeConfig) -> str:
+    """Of this process, in its log."""
+    return "APIServer_0" if config.topology.num_api_servers == 1 else "raywire"
 
 
 class _Server:
@@ -173,6 +187,11 @@ class _Server:
             self._replacer.close()
         self._engines.close(PATIENCE_S if self.front.heeds_stop else 0.0, is_urgent)
         sweep(self._folder.path.parent)  # a core that had to be killed may have left its own
+
+    @property
+    def last_seen(self) -> list[str]:
+        """What each engine core was doing when it was last heard of."""
+        return [self.front.last_seen(i) for i in range(self._config.topology.num_engines)]
 
     def judge(self, code: int) -> int:
         """The exit code, or a mistake of the user's as such."""
@@ -268,6 +287,7 @@ def _make_front(
             step_timeout_s=step_timeout_s,
             log_level=config.log_level,
             replaces_ranks=replacer is not None,
+            run_folder=run_log.folder(),
         )
         for index in range(len(http_sockets))
     ]

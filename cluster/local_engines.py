@@ -15,6 +15,7 @@ from cluster.deadline import Deadline
 from cluster.engine_group import Reach
 from cluster.placement import PlacementError, place
 from cluster.supervisor import Child, Supervisor
+from engine import run_log
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import ConfigError
 from engine.process import main as engine_main
@@ -92,6 +93,7 @@ class LocalEngines:
             num_engines=self._config.topology.num_engines,
             first_rank=self._config.ranks.start,
             log_level=self._config.log_level,
+            run_folder=run_log.folder(),
         )
         child = Child(
             kind="coordinator",

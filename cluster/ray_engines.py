@@ -40,6 +40,7 @@ from cluster.placement import Placement, RankPlace, demand_of
 from cluster.ray_actors import GLANCE_S, KILL_S, RUNTIME_ENV, Actor, answers, summarize
 from cluster.ray_lease import RayLease
 from cluster.ray_watch import EndWatch
+from engine import run_log
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, RaywireError, ServerError
 
@@ -132,6 +133,7 @@ class RayEngines:
                 port_range=self._config.wire_port_range,
                 num_engines=self._config.topology.num_engines,
                 log_level=self._config.log_level,
+                run_folder=run_log.folder(),
                 command=identify(os.getpid()),
             )
             actor = self._coordinator = self._make_coordinator(start)

@@ -14,6 +14,7 @@ from typing import Any
 from cluster.actors import End
 from cluster.ray_actors import Actor, end_of
 from cluster.ray_lease import RayLease
+from engine import run_log
 from engine.errors import EXIT_CONFIG
 from engine.lifecycle import describe_exit
 
@@ -75,6 +76,7 @@ class EndWatch:
 
     def _report(self, actor: Actor, end: End) -> None:
         actor.end = end
+        run_log.record("exit", process=actor.title, pid=actor.pid, exit_code=end.exit_code)
         if self._lease.is_closed:
             return
         if end.exit_code == EXIT_CONFIG and end.cause is not None and not actor.epoch:

@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 
 from cluster.environment import StartMethod
 from cluster.process_group import end_group, lead_group
+from engine import run_log
 from engine.errors import ServerError
 from engine.lifecycle import (
     ask_to_end,
@@ -33,6 +34,9 @@ from engine.lifecycle import (
 from workers.death_signs import DeathSigns
 
 logger = logging.getLogger(__name__)
+
+_STACKS_S = 0.1
+"""How long a process that is about to be killed may take to say where it stands."""
 
 _LAST_WORDS_S = 2.0
 """How long a child's message that says why it ends may take after its process is gone."""
@@ -213,9 +217,13 @@ class Supervisor:
                     logger.warning("%s not ended within %.1f s; killing", self._alive(), patience_s)
                 break
             connection.wait([p.sentinel for p in started if p.is_alive()], timeout=0.05)
-        for process in started:
-            if process.is_alive():
-                process.kill()
+        hung = [process for process in started if process.is_alive()]
+        for process in hung:
+            run_log.ask_for_stacks(process.pid)
+        if hung and run_log.folder() is not None:
+            time.sleep(_STACKS_S)
+        for process in hung:
+            process.kill()
         end_processes(started, timeout_s=5.0)
 
     def _watch(self) -> None:
@@ -237,6 +245,7 @@ class Supervisor:
 
     def _report(self, index: int, child: Child, process: BaseProcess) -> None:
         process.join()
+        run_log.record("exit", process=child.title, pid=process.pid, exit_code=process.exitcode)
         may_have_spoken, line = judge(
             child,
             process.pid,

@@ -254,3 +254,5 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     log_level: str = "INFO"
+    run_folder: str | None = None
+    """Where this process and its workers keep what explains their end; None: nowhere."""

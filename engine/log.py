@@ -38,6 +38,11 @@ class _Formatter(logging.Formatter):
         return f"{line} request_id={current}" if current else line
 
 
+def make_formatter(process: str) -> logging.Formatter:
+    """How lines look, wherever they are kept."""
+    return _Formatter(process)
+
+
 def configure(process: str, level: str = "INFO") -> None:
     """Set up the root logger of this process. Calling it again replaces the former set-up, and in a
     child process whatever a fork has brought along, which would write each line a second time.

@@ -33,7 +33,7 @@ from typing import NoReturn
 
 import zmq
 
-from engine import fingerprint, lifecycle, log
+from engine import fingerprint, lifecycle, log, run_log
 from engine.config import EngineConfig, WireConfig
 from engine.core import EngineCore
 from engine.core_loop import CoreLoop
@@ -63,6 +63,7 @@ def main(
     name = f"EngineCore_DP{config.parallel.data_parallel_rank}"
     lifecycle.set_title(name)
     log.configure(name, config.log_level)
+    run_log.keep(config.run_folder, name)
     is_first = config.parallel.data_parallel_rank == config.parallel.data_parallel_start_rank
     lifecycle.die_with_parent(at_once=False, is_first_to_know=is_first)
     lifecycle.leave_stopping_to_parent()

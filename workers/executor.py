@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 import zmq
 
-from engine import lifecycle
+from engine import lifecycle, run_log
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ExecutorError, WireError
 from engine.sockets import make_ipc_directory
@@ -322,6 +322,8 @@ class MultiprocExecutor:
             return
         facts = f"{call.label} has no reply in {waited_s:.0f} s: {self._waits_for(call)}"
         if waited_s >= call.timeout_s:
+            for rank in call.missing:
+                run_log.ask_for_stacks(self._workers[rank].process.pid)
             self._fail(ExecutorError(facts))
         elif now_s - self._warned_s >= interval_s:  # not for each of the steps in flight
             self._warned_s = now_s
@@ -341,6 +343,10 @@ class MultiprocExecutor:
             for rank, worker in enumerate(self._workers)
             if (exit_code := worker.process.exitcode) is not None
         }
+        for dead, exit_code in deaths.items():
+            title = f"Worker_{process.rank_name(self._config.parallel, dead)}"
+            pid = self._workers[dead].process.pid
+            run_log.record("exit", process=title, pid=pid, exit_code=exit_code)
         if not deaths and not failures:
             return  # a process is ending; it has an exit code the next time
         rank = first_cause.choose(deaths, failures)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from engine import lifecycle, log
+from engine import lifecycle, log, run_log
 from engine.config import EngineConfig, ParallelConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from workers import resources, rpc
@@ -73,6 +73,7 @@ def main(start: WorkerStart) -> None:
     name = f"Worker_{rank_name(start.config.parallel, start.rank)}"
     lifecycle.set_title(name)
     log.configure(name, start.config.log_level)
+    run_log.keep(start.config.run_folder, name)
     resources.prepare_environment(start.config)
     with contextlib.closing(Wires(start)) as wires:
         exit_code = 0

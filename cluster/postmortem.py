@@ -1,0 +1,253 @@
+"""What has ended a server, read from the folder of its run: `raywire postmortem`.
+
+`read` gathers what the processes have left there (`run_folder`, `engine/run_log.py`), `examine`
+decides what came first and what to do about it, `render` writes it down. Nothing is changed, and
+nothing in the folder is believed to be more than text.
+"""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.postmortem_advice import advise
+from cluster.run_folder import boot_id_is, is_running
+from engine.errors import ConfigError
+from engine.lifecycle import describe_exit
+from workers.death_signs import DeathSigns, OomKills
+
+NUM_LAST_LINES = 6
+_MAX_FILE_BYTES = 1 << 20
+
+_LINE = re.compile(r"(?P<level>[A-Z]+) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) (?P<process>\S+) pid=")
+_CAUSE = re.compile(r"\] first cause: (?P<cause>.*)")
+_LATER = re.compile(r"\] (?:stopping: |this rank ends: )(?P<cause>.*)")
+_PARENT_GONE = re.compile(r"parent process pid=\d+ is gone|the command, pid=\d+, is gone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLog:
+    """What one process has left."""
+
+    name: str
+    lines: Sequence[str]
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What is in the folder of a run."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+    last_seen: Mapping[str, Any]
+    logs: Sequence[ProcessLog]
+    is_running: bool
+    signs: str
+    """What the machine knows about a command that was killed, as long as it has not been started
+    anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came first, and what to do."""
+
+    verdict: str
+    causes: Sequence[str]
+    """The first one first. Several where the server has survived some."""
+
+    advice: Sequence[str]
+    ends: Mapping[str, str]
+    """How processes ended, by name, as far as it was seen."""
+
+
+# ------------------------------------------------------------------------------------------- read
+
+
+def read(folder: Path) -> Run:
+    """Gather what is there; what is missing, or damaged by a full disk, is left out.
+
+    Raises:
+        ConfigError: it is no folder of a run.
+    """
+    about = _object(_text(folder / "run.json"))
+    if not about:
+        raise ConfigError(
+            f"{folder} is no folder of a run; `raywire serve` keeps them in RAYWIRE_CACHE_DIR/runs"
+        )
+    names = sorted(path.stem for path in (folder / "logs").glob("*.log"))
+    return Run(
+        folder=folder,
+        about=about,
+        events=[e for e in map(_object, _text(folder / "events.jsonl").splitlines()) if e],
+        last_seen=_object(_text(folder / "last_seen.json")),
+        logs=[
+            ProcessLog(
+                name=name,
+                lines=[
+                    line
+                    for file in (f"{name}.log.1", f"{name}.log")
+                    for line in _text(folder / "logs" / file).splitlines()
+                ],
+                stacks=_text(folder / "stacks" / f"{name}.txt"),
+            )
+            for name in names
+        ],
+        is_running=is_running(folder),
+        signs=_signs(about),
+    )
+
+
+def _signs(about: Mapping[str, Any]) -> str:
+    """Whether the kernel's OOM killer has been about since the run began."""
+    kills = about.get("oom_kills")
+    if not boot_id_is(about.get("boot_id")) or not isinstance(kills, dict):
+        return ""
+    before = OomKills(kills.get("of_group"), kills.get("of_machine"))
+    return DeathSigns(before).of_exit(-9)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# ---------------------------------------------------------------------------------------- examine
+
+
+def examine(run: Run) -> Report:
+    """Decide what came first. Pure."""
+    causes = _causes(run.logs)
+    end = next((e for e in reversed(run.events) if e.get("event") == "end"), None)
+    if run.is_running:
+        verdict = "it is still running; this is what has happened so far"
+    elif end is None:
+        pid = run.about.get("pid")
+        killed = f"the command (pid {pid}) has ended without a word: it was killed{run.signs}"
+        # What its children saw of it is no cause of its own.
+        causes = [*(c for c in causes if not _PARENT_GONE.search(c)), killed]
+        verdict = "the command itself was killed"
+    elif end.get("exit_code") == 0:
+        verdict = "it was stopped in order, with exit code 0"
+    else:
+        verdict = f"it ended with exit code {end.get('exit_code')}"
+        if not causes and end.get("message"):
+            causes = [str(end["message"])]
+    stacks = [log.name for log in run.logs if log.stacks.strip()]
+    return Report(
+        verdict=verdict,
+        causes=causes,
+        advice=advise(causes[0], stacks) if causes else [],
+        ends=_ends(run.events),
+    )
+
+
+def _causes(logs: Sequence[ProcessLog]) -> list[str]:
+    """What processes have logged as first causes, in the order of their times; where none has, as
+    its log is on another node, what others have repeated of it."""
+    for pattern in (_CAUSE, _LATER):
+        found = [
+            (head["time"], cause["cause"])
+            for log in logs
+            for line in log.lines
+            if (head := _LINE.match(line)) and (cause := pattern.search(line))
+        ]
+        if found:
+            return [cause for _, cause in sorted(found, key=lambda each: each[0])]
+    return []
+
+
+def _ends(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """How processes ended, by name: what whoever watched them has noted."""
+    return {
+        str(event.get("process")): describe_exit(code)
+        for event in events
+        if event.get("event") == "exit" and isinstance(code := event.get("exit_code"), int)
+    }
+
+
+# ----------------------------------------------------------------------------------------- render
+
+
+def render(run: Run, report: Report) -> str:
+    """As people read it."""
+    about, versions = run.about, run.about.get("versions", {})
+    settings = about.get("settings", {})
+    sections = [
+        f"{run.folder}\n{settings.get('model')} on {about.get('node')}, from"
+        f" {_clock(about.get('began'))}; raywire {versions.get('raywire')}, Python"
+        f" {versions.get('python')}, {versions.get('system')}\n{report.verdict}"
+    ]
+    if report.causes:
+        first, *later = report.causes
+        sections.append(f"first cause\n  {first}")
+        if later:
+            sections.append("then\n" + "\n".join(f"  {cause}" for cause in later))
+        sections.append("what to do\n" + "\n".join(f"  {line}" for line in report.advice))
+    if seen := run.last_seen.get("engine_cores"):
+        told = "\n".join(f"  engine core {i}: {at or 'no heartbeat'}" for i, at in enumerate(seen))
+        sections.append(
+            f"engine cores, as last heard of at {_clock(run.last_seen.get('time'))}\n{told}"
+        )
+    sections.append("processes\n" + "\n".join(_processes(run, report)))
+    sections.append("last lines\n" + "\n".join(_last_lines(run.logs)))
+    return "\n\n".join(sections) + "\n"
+
+
+def to_json(run: Run, report: Report) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "folder": str(run.folder),
+        "verdict": report.verdict,
+        "is_running": run.is_running,
+        "causes": list(report.causes),
+        "advice": list(report.advice),
+        "ends": dict(report.ends),
+        "last_seen": dict(run.last_seen),
+        "events": [dict(event) for event in run.events],
+        "about": dict(run.about),
+        "stacks": {log.name: log.stacks for log in run.logs if log.stacks.strip()},
+        "last_lines": {log.name: list(log.lines[-NUM_LAST_LINES:]) for log in run.logs},
+    }
+
+
+def _processes(run: Run, report: Report) -> list[str]:
+    lines = []
+    for event in run.events:
+        if event.get("event") == "begin":
+            name = str(event.get("process"))
+            end = report.ends.get(name, "")
+            where = f"pid={event.get('pid')} node={event.get('node')}"
+            lines.append(f"  {name:22} {where} from {_clock(event.get('time'))} {end}".rstrip())
+    return lines or ["  none has begun"]
+
+
+def _last_lines(logs: Sequence[ProcessLog]) -> list[str]:
+    lines = []
+    for log in logs:
+        lines += [f"  {line}" for line in log.lines[-NUM_LAST_LINES:]]
+        if log.stacks.strip():
+            lines.append(f"  its stacks: stacks/{log.name}.txt")
+        lines.append("")
+    return lines[:-1] or ["  none"]
+
+
+def _clock(seconds: object) -> str:
+    if not isinstance(seconds, int | float):
+        return "?"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
