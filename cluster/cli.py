@@ -23,7 +23,7 @@ from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
 from cluster.http_socket import listen_group
-from cluster.kubernetes.cli import make_render_k8s, render
+from cluster.kubernetes.cli import lint, make_render_k8s, render
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.options import (
     DATA_PARALLEL_OPTIONS,
@@ -282,6 +282,7 @@ render.add_command(
     make_render_k8s(serve, lambda m, f: _serve_config(m, f, environment.read(os.environ)))
 )
 cli.add_command(render)
+cli.add_command(lint)
 cli.add_command(complete)
 
 

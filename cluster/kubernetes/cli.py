@@ -1,9 +1,11 @@
 """The commands `raywire render k8s` and `raywire lint k8s`, and their flags. Light, as
 `cluster/cli.py` is."""
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -124,6 +126,36 @@ def make_render_k8s(
     taken = {"model", *own_names}
     render_k8s.params += [param for param in serve.params if param.name not in taken]
     return render_k8s
+
+
+@click.group()
+def lint() -> None:
+    """Check what other systems deploy a server by."""
+
+
+@lint.command("k8s")
+@click.argument("files", nargs=-1, required=True, type=click.File(encoding="utf-8"))
+@click.option("--json", "is_json", is_flag=True, help="JSON, for machines.")
+def lint_k8s(files: Sequence[TextIO], is_json: bool) -> None:
+    """Look for mistakes in RayJobs and RayClusters that serve a model.
+
+    FILES are YAML, as many documents as are applied together; - is standard input. Each finding
+    says why it is one and what to do. One that is meant is accepted by the annotation
+    raywire.io/accepted-findings of the RayJob or RayCluster, with lines of `rule: reason`. Exit
+    codes: 0 nothing, or nothing that is not accepted; 1 findings; 2 not YAML, or nothing to check.
+
+    \b
+    Examples:
+      raywire lint k8s job.yaml network-policy.yaml
+      kubectl kustomize k8s/rayjob/gpu | raywire lint k8s -
+    """
+    # Only here: YAML, and the rules.
+    from cluster.kubernetes.lint.run import check_files, show, to_json
+
+    findings = check_files(files)
+    click.echo(json.dumps(to_json(findings), indent=2) if is_json else show(findings))
+    if any(finding.accepted is None for finding in findings):
+        sys.exit(1)
 
 
 def _of_a_job(values: dict[str, Any]) -> dict[str, Any]:

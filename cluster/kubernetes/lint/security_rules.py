@@ -1,0 +1,155 @@
+"""Rules about who gets in, and what the pods may do."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from cluster.kubernetes import names
+from cluster.kubernetes.lint.findings import Mistake, Rule
+from cluster.kubernetes.lint.workload import Bundle, Document, Workload
+
+_SECRET_FLAGS = ("--api-key", "--admin-key", "--metrics-key", "--hf-token")
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|ADMIN_KEY|CREDENTIAL)", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})")
+
+
+def _secrets(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    place = "spec.entrypoint" if workload.is_job else f"annotation {names.ENTRYPOINT_ANNOTATION}"
+    for flag in _SECRET_FLAGS:
+        if workload.flag(flag):
+            yield Mistake(place, f"has a key in clear ({flag})")
+    if _SECRET_VALUE.search(workload.entrypoint):
+        yield Mistake(place, "has what looks like a token")
+    for name, value in workload.runtime_environment.items():
+        if _SECRET_NAME.search(name) and value:
+            yield Mistake("spec.runtimeEnvYAML", f"has {name} in clear")
+    for pod in workload.pods:
+        for name, value in pod.environment.items():
+            if _SECRET_NAME.search(name) and value:
+                yield Mistake(f"{pod.place} env", f"has {name} in clear")
+
+
+def _dashboard(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
+    mode = (workload.cluster.get("authOptions") or {}).get("mode")
+    if mode != "token":
+        yield Mistake(f"{workload.cluster_place}.authOptions", "does not ask for a token")
+    service_type = (workload.cluster.get("headGroupSpec") or {}).get("serviceType")
+    if service_type in ("NodePort", "LoadBalancer"):
+        yield Mistake(
+            f"{workload.head.place}.serviceType", f"{service_type} opens Ray's ports to the outside"
+        )
+    if (workload.cluster.get("headGroupSpec") or {}).get("enableIngress"):
+        yield Mistake(f"{workload.head.place}.enableIngress", "opens the dashboard to the outside")
+
+
+def _policy(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
+    policies = bundle.of_kind("NetworkPolicy")
+    for pod in workload.pods:
+        chosen = [each for each in policies if _selects(each, "podSelector", pod.labels)]
+        if not chosen:
+            yield Mistake(pod.place, "no NetworkPolicy in these files chooses this pod")
+
+
+def _service(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
+    for service in bundle.of_kind("Service"):
+        selector = (service.get("spec") or {}).get("selector") or {}
+        if selector and any(_matches(selector, pod.labels) for pod in workload.workers):
+            name = (service.get("metadata") or {}).get("name")
+            yield Mistake(f"Service {name} selector", "chooses worker pods, which serve no HTTP")
+    ports = {
+        port.get("targetPort", port.get("port"))
+        for service in bundle.of_kind("Service")
+        if _matches((service.get("spec") or {}).get("selector") or {"": ""}, workload.head.labels)
+        for port in (service.get("spec") or {}).get("ports") or ()
+    }
+    if workload.topology is not None and bundle.of_kind("Service"):
+        named = {
+            port.get("name")
+            for port in workload.head.container.get("ports") or ()
+            if port.get("containerPort") == workload.port
+        }
+        if not ports & ({workload.port} | named):
+            yield Mistake(workload.head.place, "no Service in these files leads to the HTTP port")
+
+
+def _known_secrets(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
+    made = {(each.get("metadata") or {}).get("name") for each in bundle.of_kind("Secret")}
+    for pod in workload.pods:
+        for name in sorted(set(pod.secrets) - made - {names.KEYS_SECRET}):
+            yield Mistake(pod.place, f"needs the Secret {name}, which is not in these files")
+
+
+def _privileges(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    for pod in workload.pods:
+        context = pod.spec.get("securityContext") or {}
+        own = pod.container.get("securityContext") or {}
+        if not (context.get("runAsNonRoot") or own.get("runAsNonRoot")):
+            yield Mistake(f"{pod.place} securityContext", "may run as root")
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield Mistake(f"{pod.place} securityContext", "may gain privileges")
+        if "ALL" not in ((own.get("capabilities") or {}).get("drop") or ()):
+            yield Mistake(f"{pod.place} securityContext", "keeps capabilities")
+        if pod.spec.get("automountServiceAccountToken") is not False:
+            yield Mistake(pod.place, "holds a token of the cluster's API, which it has no use for")
+
+
+def _keys(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    if workload.topology is not None and not workload.flag("--api-key-file"):
+        yield Mistake("entrypoint", "serves whoever reaches the port, without a key")
+
+
+def _selects(policy: Document, field: str, labels: Mapping[str, str]) -> bool:
+    selector = (policy.get("spec") or {}).get(field)
+    if selector is None:
+        return False
+    return _matches(selector.get("matchLabels") or {}, labels)
+
+
+def _matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(name) == value for name, value in selector.items())
+
+
+RULES = (
+    Rule(
+        name="secrets",
+        why="entrypoints and runtime environments are shown by Ray's dashboard and kept by its GCS;"
+        " manifests are kept in repositories",
+        fix="put it into a Secret, and read it from a file or by secretKeyRef",
+        check=_secrets,
+    ),
+    Rule(
+        name="dashboard",
+        why="who reaches Ray's dashboard or GCS runs code on the cluster",
+        fix="authOptions.mode: token, a ClusterIP service, no ingress",
+        check=_dashboard,
+    ),
+    Rule(
+        name="network-policy",
+        why="every pod of the cluster reaches Ray's ports and the wires",
+        fix="apply a NetworkPolicy as `raywire render k8s` writes it",
+        check=_policy,
+    ),
+    Rule(
+        name="service",
+        why="requests would go where nobody answers",
+        fix="select the head pod, and its HTTP port",
+        check=_service,
+    ),
+    Rule(
+        name="secret-missing",
+        why="the pod waits for it and does not start",
+        fix="make it first, or apply it along",
+        check=_known_secrets,
+    ),
+    Rule(
+        name="privileges",
+        why="models are other people's data; a fault in a parser should gain nothing",
+        fix="runAsNonRoot, allowPrivilegeEscalation: false, drop ALL, no service account token",
+        check=_privileges,
+    ),
+    Rule(
+        name="keys",
+        why="a NetworkPolicy says which pods come in, not who asks",
+        fix="--api-key-file with a file from a Secret",
+        check=_keys,
+    ),
+)

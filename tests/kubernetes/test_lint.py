@@ -1,0 +1,359 @@
+"""`raywire lint k8s`: what we commit passes; each mistake is found, by one manifest for each."""
+
+import copy
+import io
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.cli import cli
+from cluster.kubernetes import names
+from cluster.kubernetes.lint.run import RULES, check
+from cluster.kubernetes.lint.workload import amount
+
+K8S = Path(__file__).parents[2] / "k8s"
+Document = dict[str, Any]
+Break = Callable[[Document, list[Document]], None]
+
+
+def load(kind: str, overlay: str) -> list[Document]:
+    """The documents of an overlay, its own first; to be changed at will."""
+    return copy.deepcopy(_load(kind, overlay))
+
+
+@lru_cache
+def _load(kind: str, overlay: str) -> list[Document]:
+    own = yaml.safe_load((K8S / kind / overlay / f"{kind}.yaml").read_text())
+    listed = yaml.safe_load((K8S / "base" / "kustomization.yaml").read_text())["resources"]
+    return [own, *(yaml.safe_load((K8S / "base" / name).read_text()) for name in listed)]
+
+
+def rules(documents: list[Document]) -> set[str]:
+    return {finding.rule for finding in check(documents) if finding.accepted is None}
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "raycluster"])
+@pytest.mark.parametrize("overlay", ["gpu", "cpu-demo"])
+def test_what_is_committed_has_no_finding(kind: str, overlay: str) -> None:
+    """But for the one that a demo for a laptop accepts, and is told of."""
+    findings = check(load(kind, overlay))
+
+    assert [str(each) for each in findings if each.accepted is None] == []
+    assert {each.rule for each in findings} == ({"cpu"} if overlay == "cpu-demo" else set())
+
+
+# --------------------------------------------------------------------------------------- mistakes
+
+
+def cluster(job: Document) -> Document:
+    return job["spec"]["rayClusterSpec"]  # type: ignore[no-any-return]
+
+
+def pod(job: Document, *, of_worker: bool = False) -> Document:
+    group = cluster(job)["workerGroupSpecs"][0] if of_worker else cluster(job)["headGroupSpec"]
+    return group["template"]["spec"]  # type: ignore[no-any-return]
+
+
+def container(job: Document, *, of_worker: bool = False) -> Document:
+    return pod(job, of_worker=of_worker)["containers"][0]  # type: ignore[no-any-return]
+
+
+def resources(job: Document, kind: str, **given: str) -> None:
+    container(job, of_worker=True)["resources"][kind] |= given
+
+
+def asking(job: Document, words: str) -> None:
+    job["spec"]["entrypoint"] += f" {words}"
+
+
+def http_probe(path: str) -> Document:
+    return {"httpGet": {"path": path, "port": 8000}}
+
+
+MISTAKES: list[tuple[str, str, Break]] = [
+    ("cpu", "less than the formula", lambda job, _: resources(job, "requests", cpu="4")),
+    ("cpu", "more ranks than cores", lambda job, _: asking(job, "-dp 8")),
+    ("gpu", "too few", lambda job, _: resources(job, "limits", **{"nvidia.com/gpu": "2"})),
+    (
+        "gpu",
+        "on the head",
+        lambda job, _: container(job)["resources"]["limits"].update({"nvidia.com/gpu": "1"}),
+    ),
+    (
+        "shm",
+        "64 MiB",
+        lambda job, _: pod(job, of_worker=True)["volumes"][0]["emptyDir"].update(sizeLimit="64Mi"),
+    ),
+    (
+        "shm-memory",
+        "nearly all of the memory",
+        lambda job, _: pod(job)["volumes"][0]["emptyDir"].update(sizeLimit="3Gi"),
+    ),
+    ("memory", "no limit", lambda job, _: container(job)["resources"]["limits"].pop("memory")),
+    ("memory", "a smaller request", lambda job, _: resources(job, "requests", memory="1Gi")),
+    ("cpu-limit", "below the request", lambda job, _: resources(job, "limits", cpu="13")),
+    (
+        "head-as-worker",
+        "with CPUs",
+        lambda job, _: cluster(job)["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
+    ),
+    ("fixed-size", "autoscaling", lambda job, _: cluster(job).update(enableInTreeAutoscaling=True)),
+    (
+        "fixed-size",
+        "a range",
+        lambda job, _: cluster(job)["workerGroupSpecs"][0].update(maxReplicas=9),
+    ),
+    ("grace", "a long drain", lambda job, _: asking(job, "--shutdown-timeout 600")),
+    (
+        "grace",
+        "workers first",
+        lambda job, _: pod(job, of_worker=True).update(terminationGracePeriodSeconds=40),
+    ),
+    ("job-stop", "not given", lambda job, _: job["spec"].pop("runtimeEnvYAML")),
+    ("drain", "no hook", lambda job, _: container(job).pop("lifecycle")),
+    ("driver-place", "CPUs of its own", lambda job, _: job["spec"].update(entrypointNumCpus=1)),
+    ("port", "another", lambda job, _: asking(job, "--port 9000")),
+    ("probes", "none", lambda job, _: container(job).pop("livenessProbe")),
+    (
+        "probes",
+        "Ray's alone",
+        lambda job, _: container(job).update(
+            readinessProbe={"exec": {"command": ["ray", "health-check"]}}
+        ),
+    ),
+    (
+        "probe-deadlock",
+        "the server's",
+        lambda job, _: container(job).update(readinessProbe=http_probe("/ready")),
+    ),
+    (
+        "liveness",
+        "while it loads",
+        lambda job, _: container(job).update(livenessProbe=http_probe("/health")),
+    ),
+    ("head-service", "not ready", lambda job, _: cluster(job)["headGroupSpec"].pop("headService")),
+    ("versions", "two images", lambda job, _: container(job).update(image="raywire:0.0.9")),
+    ("pinned", "latest", lambda job, _: container(job).update(image="raywire:latest")),
+    ("pinned", "no tag", lambda job, _: container(job).update(image="registry:5000/raywire")),
+    ("ray-version", "none", lambda job, _: cluster(job).pop("rayVersion")),
+    (
+        "start-params",
+        "twice",
+        lambda job, _: cluster(job)["headGroupSpec"].update(resources={"CPU": "0"}),
+    ),
+    (
+        "start-params",
+        "labels",
+        lambda job, _: cluster(job)["headGroupSpec"]["rayStartParams"].update(labels="a=b"),
+    ),
+    ("job", "a time to live alone", lambda job, _: job["spec"].pop("shutdownAfterJobFinishes")),
+    ("job", "a selector", lambda job, _: job["spec"].update(clusterSelector={"a": "b"})),
+    ("job", "a sidecar", lambda job, _: job["spec"].update(submissionMode="SidecarMode")),
+    ("comes-back", "never", lambda job, _: job["spec"].pop("backoffLimit")),
+    ("submitter", "by default", lambda job, _: job["spec"].pop("submissionMode")),
+    ("reaper", "none", lambda job, _: pod(job).pop("shareProcessNamespace")),
+    ("secrets", "a key", lambda job, _: asking(job, "--api-key=abc")),
+    ("secrets", "a token", lambda job, _: asking(job, "--x hf_" + "a" * 24)),
+    (
+        "secrets",
+        "in the job's variables",
+        lambda job, _: job["spec"].update(runtimeEnvYAML="env_vars: {HF_TOKEN: abc}"),
+    ),
+    (
+        "secrets",
+        "in a pod's variables",
+        lambda job, _: container(job)["env"].append({"name": "MY_API_KEY", "value": "abc"}),
+    ),
+    ("dashboard", "without a token", lambda job, _: cluster(job).pop("authOptions")),
+    (
+        "dashboard",
+        "for the world",
+        lambda job, _: cluster(job)["headGroupSpec"].update(serviceType="LoadBalancer"),
+    ),
+    (
+        "dashboard",
+        "by an ingress",
+        lambda job, _: cluster(job)["headGroupSpec"].update(enableIngress=True),
+    ),
+    ("network-policy", "none", lambda _, rest: drop(rest, "NetworkPolicy")),
+    (
+        "network-policy",
+        "for other pods",
+        lambda job, _: cluster(job)["headGroupSpec"]["template"]["metadata"]["labels"].clear(),
+    ),
+    (
+        "service",
+        "to the workers",
+        lambda _, rest: of(rest, "Service")["spec"]["selector"].pop(names.ROLE_LABEL),
+    ),
+    (
+        "service",
+        "to another port",
+        lambda _, rest: of(rest, "Service")["spec"]["ports"][0].update(targetPort="metrics"),
+    ),
+    (
+        "secret-missing",
+        "unknown",
+        lambda job, _: pod(job)["volumes"].append({"name": "x", "secret": {"secretName": "x"}}),
+    ),
+    ("privileges", "root", lambda job, _: pod(job)["securityContext"].pop("runAsNonRoot")),
+    (
+        "privileges",
+        "escalation",
+        lambda job, _: container(job)["securityContext"].pop("allowPrivilegeEscalation"),
+    ),
+    (
+        "privileges",
+        "capabilities",
+        lambda job, _: container(job)["securityContext"].pop("capabilities"),
+    ),
+    (
+        "privileges",
+        "a token of the cluster",
+        lambda job, _: pod(job).pop("automountServiceAccountToken"),
+    ),
+    (
+        "keys",
+        "none",
+        lambda job, _: job["spec"].update(
+            entrypoint=job["spec"]["entrypoint"].replace("--api-key-file", "--served-model-name")
+        ),
+    ),
+]
+
+
+def of(documents: list[Document], kind: str) -> Document:
+    return next(each for each in documents if each["kind"] == kind)
+
+
+def drop(documents: list[Document], kind: str) -> None:
+    documents[:] = [each for each in documents if each["kind"] != kind]
+
+
+@pytest.mark.parametrize(
+    ("rule", "break_it"),
+    [(rule, break_it) for rule, _, break_it in MISTAKES],
+    ids=[f"{rule}, {what}" for rule, what, _ in MISTAKES],
+)
+def test_each_mistake_is_found(rule: str, break_it: Break) -> None:
+    job, *rest = load("rayjob", "gpu")
+    break_it(job, rest)
+
+    assert rule in rules([job, *rest])
+
+
+def test_every_rule_has_a_mistake_that_proves_it() -> None:
+    assert {rule for rule, _, _ in MISTAKES} == {rule.name for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def run(documents: list[Document], *flags: str) -> tuple[int, str]:
+    text = yaml.safe_dump_all(documents)
+    result = CliRunner().invoke(cli, ["lint", "k8s", "-", *flags], input=io.BytesIO(text.encode()))
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_findings_say_why_and_what_to_do() -> None:
+    job, *rest = load("rayjob", "gpu")
+    del cluster(job)["authOptions"]
+    code, output = run([job, *rest])
+
+    assert code == 1
+    assert "dashboard: RayJob raywire: spec.rayClusterSpec.authOptions: does not ask" in output
+    assert "why: who reaches Ray's dashboard" in output
+    assert "fix: authOptions.mode: token" in output
+    assert "1 findings, 0 accepted" in output
+
+
+def test_what_is_accepted_is_reported_and_does_not_fail() -> None:
+    job, *rest = load("rayjob", "gpu")
+    del cluster(job)["authOptions"]
+    job["metadata"]["annotations"] = {names.ACCEPTED_ANNOTATION: "dashboard: nobody else is here\n"}
+    code, output = run([job, *rest])
+
+    assert code == 0
+    assert "accepted dashboard" in output
+    assert "nobody else is here" in output
+
+
+def test_machines_read_json() -> None:
+    code, output = run(load("rayjob", "cpu-demo"), "--json")
+
+    assert code == 0
+    assert {finding["rule"] for finding in json.loads(output)} == {"cpu"}
+
+
+def test_nothing_to_check_is_a_mistake() -> None:
+    code, output = run([{"kind": "Service"}])
+
+    assert code != 0
+    assert "nothing to check" in output
+
+
+def test_a_manifest_of_somebody_elses_server_is_checked_too() -> None:
+    """Without any of our names; what cannot be known is no finding, and nothing crashes."""
+    found = rules(
+        [
+            {
+                "kind": "RayCluster",
+                "metadata": {"name": "other"},
+                "spec": {
+                    "headGroupSpec": {"template": {"spec": {"containers": [{"name": "ray"}]}}},
+                    "workerGroupSpecs": [
+                        {
+                            "replicas": 2,
+                            "template": {"spec": {"containers": [{"image": "rayproject/ray"}]}},
+                        }
+                    ],
+                },
+            }
+        ]
+    )
+
+    assert found >= {"dashboard", "pinned", "versions", "probes", "privileges", "memory"}
+    assert not found & {"cpu", "gpu", "shm", "grace", "drain", "keys"}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_manifest_is_too_broken_to_check(data: st.DataObject) -> None:
+    """Any part of a good one may be replaced by anything."""
+    job, *rest = load("rayjob", "gpu")
+    place: Any = job["spec"]
+    while True:
+        key = data.draw(
+            st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place)))
+        )
+        if not place[key] or not isinstance(place[key], dict | list) or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    check([job, *rest])
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [("64Mi", 64 << 20), ("1500m", 1.5), ("2", 2), (3, 3), ("1G", 10**9), ("four", None)],
+)
+def test_quantities_are_numbers(quantity: object, number: float | None) -> None:
+    assert amount(quantity) == number
