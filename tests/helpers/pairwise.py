@@ -27,13 +27,16 @@ def all_pairs(factors: Mapping[str, Sequence[T]], seed: int = 0) -> list[dict[st
         first = min(missing, key=sorted)
         row = dict(first)
         for name in draws.sample([name for name in names if name not in row], len(names) - 2):
-            row[name] = max(
-                range(len(factors[name])),
-                key=lambda level, name=name: (
-                    sum(frozenset([(name, level), other]) in missing for other in row.items()),
-                    draws.random(),
-                ),
-            )
+            levels = range(len(factors[name]))
+            num_new = [_num_in(missing, (name, level), row) for level in levels]
+            row[name] = max(levels, key=lambda level: (num_new[level], draws.random()))
         missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
         rows.append({name: factors[name][row[name]] for name in names})
     return rows
+
+
+def _num_in(
+    missing: set[frozenset[tuple[str, int]]], value: tuple[str, int], row: Mapping[str, int]
+) -> int:
+    """How many missing pairs a value makes with those of a row."""
+    return sum(frozenset([value, other]) in missing for other in row.items())

@@ -26,8 +26,10 @@ class Case:
     @property
     def num_choices(self) -> int:
         prompt = self.body.get("prompt")
-        is_batch = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
-        return int(self.body.get("n", 1)) * (len(prompt) if is_batch else 1)
+        n = int(self.body.get("n", 1))
+        if isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt):
+            return n * len(prompt)
+        return n
 
 
 SCHEMA = {
