@@ -25,6 +25,7 @@ from api.errors import HttpError
 from api.guard import Guard
 from api.routes import (
     admin,
+    chaos,
     chat,
     completions,
     docs,
@@ -67,6 +68,7 @@ def all_routes(service: Service) -> list[Route]:
         health,
         metrics,
         admin,
+        chaos,
     )
     table = [route for part in parts for route in part.routes(service)]
     table += invocations.routes(service, table)

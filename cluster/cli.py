@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from cluster import environment, limit_table
 from cluster.batch.cli import make_run_batch
 from cluster.bench.cli import bench, latency, throughput
+from cluster.chaos.cli import chaos
 from cluster.chat.cli import chat, complete
 from cluster.command_line import as_arguments
 from cluster.config import EngineOptions, ServeConfig
@@ -65,6 +66,7 @@ def cli() -> None:
     raywire chat               talk to a running server; `complete` for base models
     raywire run-batch          a file of requests into a file of results
     raywire bench serve        what clients see of a running server
+    raywire chaos              break a running server by a plan, and see that it recovers
     """
 
 
@@ -276,6 +278,7 @@ _LLM_FLAGS = {field.name for field in dataclasses.fields(EngineOptions)} - {
 for _command in (latency, throughput):
     _command.params += [param for param in serve.params if param.name in _LLM_FLAGS]
 cli.add_command(bench)
+cli.add_command(chaos)
 cli.add_command(make_run_batch(serve, _batch_config))
 cli.add_command(chat)
 render.add_command(

@@ -4,30 +4,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from api.chaos import KINDS, Kind, Process, choose, processes_below, strike
 from tests.helpers.server import wait_for
-
-SLEEPER = """
-import setproctitle, sys, time
-setproctitle.setproctitle(sys.argv[1]); print(flush=True); time.sleep(60)
-"""
-
-
-@contextmanager
-def sleeper(title: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child with that title."""
-    command = [sys.executable, "-c", SLEEPER, title]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-        process.kill()
+from tests.helpers.titled import titled_process
 
 
 def state_of(pid: int) -> str:
@@ -38,7 +22,7 @@ def test_processes_are_those_below_the_command_with_a_title_of_ours() -> None:
     """Sorted by title; neither others of its children nor other servers."""
     with ExitStack() as stack:
         titles = ("RAYWIRE::Worker_DP0_PP0_TP0", "RAYWIRE::EngineCore_DP0", "something else")
-        pids = [stack.enter_context(sleeper(title)).pid for title in titles]
+        pids = [stack.enter_context(titled_process(title)).pid for title in titles]
 
         found = processes_below(os.getpid())
 
@@ -74,7 +58,7 @@ def test_the_draw_decides_who_it_is() -> None:
 
 def test_a_killed_process_is_gone_and_a_hung_one_stands_still() -> None:
     """And who is gone already cannot be killed again."""
-    with sleeper("RAYWIRE::EngineCore_DP0") as process:
+    with titled_process("RAYWIRE::EngineCore_DP0") as process:
         target = Process("EngineCore_DP0", process.pid)
         strike(target, "hang")
         wait_for(lambda: state_of(process.pid) == "T", "stopped")
@@ -86,7 +70,7 @@ def test_a_killed_process_is_gone_and_a_hung_one_stands_still() -> None:
 
 def test_a_pause_ends_by_itself() -> None:
     """Stopped, and running again."""
-    with sleeper("RAYWIRE::EngineCore_DP0") as process:
+    with titled_process("RAYWIRE::EngineCore_DP0") as process:
         strike(Process("EngineCore_DP0", process.pid), "pause", 0.2)
         wait_for(lambda: state_of(process.pid) == "T", "stopped")
         wait_for(lambda: state_of(process.pid) == "S", "running")

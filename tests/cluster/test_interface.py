@@ -70,6 +70,7 @@ _OF_A_BENCH = {
 FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
 """A dry run takes the command line of the real one."""
 FLAGS["limits"] = FLAGS["postmortem"] = "--json"
+FLAGS["chaos"] = "--admin-key --dry-run --duration --interval --kinds --patience --seed --url"
 FLAGS["run-batch"] = (
     "-i -o --api-key --input-file --max-concurrency --model --output-file --url "
     + (" ".join(sorted(set(_OF_A_SERVER.split()) - set(_NOT_OF_A_BATCH.split()))))

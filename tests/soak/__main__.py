@@ -12,10 +12,14 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from api.chaos import Kind
+from cluster.chaos.cli import Kinds
+from cluster.chaos.plan import make_plan
 from tests.bench.document import write_into
 from tests.soak.parts import PARTS
 from tests.soak.report import as_json, markdown
@@ -29,6 +33,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 @click.option("--interval", default=60.0, show_default=True, help="Seconds from fault to fault.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice([part.name for part in PARTS]))
+@click.option("--kinds", type=Kinds(), help="Faults, as `raywire chaos` has them.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="JSON too.")
 @click.option("--write", is_flag=True, help="Into docs/reliability.md.")
 def main(
@@ -36,6 +41,7 @@ def main(
     interval: float,
     seed: int,
     only: tuple[str, ...],
+    kinds: Sequence[Kind] | None,
     json_file: Path | None,
     write: bool,
 ) -> None:
@@ -48,7 +54,8 @@ def main(
     for number, part in enumerate(parts):
         duration_s = minutes * 60 * part.share / whole
         logging.info("%s: %.0f s; logs in %s", part.name, duration_s, folder)
-        outcome = run_part(part, seed + number, duration_s, interval, folder / str(number))
+        plan = make_plan(seed + number, duration_s, interval, kinds or part.kinds)
+        outcome = run_part(part, seed + number, plan, duration_s, folder / str(number))
         for complaint in outcome.complaints:
             logging.error("%s", complaint)
         outcomes.append(outcome)

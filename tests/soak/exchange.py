@@ -144,6 +144,8 @@ async def _read_stream(
             exchange.end = "left"
             return
     if answer.error is not None:
+        if answer.is_done:
+            raise Improper("an error, and then the end of a stream that went well")
         exchange.end, exchange.why = "error", str(answer.error.get("code"))
         return
     if not answer.is_done:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.chaos.plan import Fault, make_plan
+from cluster.chaos.plan import Fault
 from tests.helpers.server import wait_for
 from tests.soak.exchange import Exchange
 from tests.soak.faults import Dealt, deal
@@ -61,18 +61,17 @@ class Outcome:
         return max((gap for each in calm for _, gap in each.gaps), default=0.0)
 
 
-def run_part(part: Part, seed: int, duration_s: float, interval_s: float, logs: Path) -> Outcome:
+def run_part(part: Part, seed: int, plan: list[Fault], duration_s: float, logs: Path) -> Outcome:
     """Run one part.
 
     Args:
         part: which.
-        seed: of requests and faults.
+        seed: of requests.
+        plan: of faults.
         duration_s: of the load with faults.
-        interval_s: from one fault to the next, about.
         logs: the servers' go below here.
     """
     outcome = Outcome(part)
-    plan = make_plan(seed, duration_s, interval_s, part.kinds)
     logs.mkdir(parents=True, exist_ok=True)
     began_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:

@@ -87,7 +87,8 @@ class Service:
             ready = httpx.get(f"{self.url}/ready", timeout=5.0, trust_env=False)
         except httpx.TransportError:
             return False
-        return ready.status_code == 200 and "degraded" not in ready.text
+        ranks = ready.json().get("ranks", {})
+        return ready.status_code == 200 and ranks.get("up") == ranks.get("all")
 
     def wait_whole(self, titles: set[str], timeout_s: float) -> float:
         """Wait until it is, and return when."""

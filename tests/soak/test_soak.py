@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.chaos.plan import make_plan
 from tests.soak.parts import PARTS, Part
 from tests.soak.report import as_json, markdown
 from tests.soak.run import run_part
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.slow
 )
 def test_mixed_load_survives_faults(part: Part, tmp_path: Path) -> None:
     """No wrong answer, no hang, nothing left; a request fails only with its server."""
-    outcome = run_part(part, 11, duration_s=60.0, interval_s=20.0, logs=tmp_path)
+    plan = make_plan(11, 60.0, 20.0, part.kinds)
+    outcome = run_part(part, 11, plan, 60.0, tmp_path)
 
     assert outcome.complaints == []
     assert len(outcome.faults) == 3
