@@ -209,7 +209,7 @@ class Workload:
         """None where the entrypoint serves nothing."""
         if "serve" not in self.words:
             return None
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Any] = {}
         for field, flags in _SIZES.items():
             value = self.flag(*flags)
             if value is not None and value.isdecimal():
@@ -266,10 +266,11 @@ class Bundle:
         return [each for each in self.documents if each.get("kind") == kind]
 
 
-def _at(value: object, name: str) -> Any:
+def _at(value: object, name: str) -> Mapping[str, Any]:
     """A part that should be a mapping; empty where it is not there, or is something else."""
     found = value.get(name) if isinstance(value, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    empty: dict[str, Any] = {}
+    return found if isinstance(found, Mapping) else empty
 
 
 def processes_of(topology: Topology, num_pods: int) -> tuple[int, int]:
