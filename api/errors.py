@@ -9,6 +9,7 @@ Used by routes, the edge and server-sent events. What clients see comes from the
 never a path, an address or a traceback.
 """
 
+import re
 from http import HTTPStatus
 
 import msgspec
@@ -48,6 +49,8 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="err
     error: AnthropicErrorDetails
     request_id: str | None
 
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
@@ -154,7 +157,7 @@ def request_failure(
     headers: dict[str, str] | None = None,
 ) -> Failure:
     """The caller's fault."""
-    details = ErrorDetails(message, "invalid_request_error", param, code)
+    details = ErrorDetails(_told(message), "invalid_request_error", param, code)
     return Failure(status, details, headers or {})
 
 
@@ -173,7 +176,13 @@ def server_failure(
 ) -> Failure:
     """Ours."""
     headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
-    return Failure(status, ErrorDetails(message, "server_error", None, code), headers)
+    return Failure(status, ErrorDetails(_told(message), "server_error", None, code), headers)
+
+
+def _told(message: str) -> str:
+    """What a client is told: an exception of a template or a library may show where in memory
+    something lies, which is half of an attack."""
+    return _ADDRESS.sub("0x…", message) if "0x" in message else message
 
 
 def internal_failure() -> Failure:
