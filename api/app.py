@@ -22,6 +22,7 @@ from api import errors
 from api.cors import with_cors
 from api.edge import Edge, Gate
 from api.errors import HttpError
+from api.front_door import FrontDoor
 from api.guard import Guard
 from api.routes import (
     admin,
@@ -45,12 +46,12 @@ from api.service import Service
 from engine.errors import RaywireError
 
 
-def build(service: Service) -> ASGIApp:
-    """The whole HTTP surface of one API server."""
+def build(service: Service) -> tuple[ASGIApp, FrontDoor]:
+    """The whole HTTP surface of one API server, and what stands before it."""
     table = all_routes(service)
     generating = {(method, r.path) for r in table if r.generates for method in r.methods}
     app = Gate(FastLane(framework(table, service.guard), table), service, generating)
-    return Edge(with_cors(app, service.config), service)
+    return Edge(with_cors(app, service.config), service), FrontDoor(service, generating)
 
 
 def all_routes(service: Service) -> list[Route]:

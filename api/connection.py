@@ -16,6 +16,7 @@ and for trailers behind a body.
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -28,20 +29,22 @@ from uvicorn.protocols.http.httptools_impl import (
 from api import client_watch, errors
 from api.connection_book import ConnectionBook
 from api.errors import Failure
+from api.front_door import FrontDoor
 from api.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
 
 _UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
 
-def kept_in(book: ConnectionBook) -> "type[BoundedConnection]":
+def kept_in(book: ConnectionBook, door: FrontDoor) -> "type[BoundedConnection]":
     """The connections of one server."""
-    return type("Connection", (BoundedConnection,), {"book": book})
+    return type("Connection", (BoundedConnection,), {"book": book, "door": door})
 
 
 class BoundedConnection(HttpToolsProtocol):
     """A connection from its first byte to its last."""
 
     book: ConnectionBook
+    door: FrontDoor
     _is_before_head = True
     _num_head_bytes = 0
     _head_deadline: asyncio.TimerHandle | None = None
@@ -173,6 +176,19 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if not self.door.is_for(cycle.scope):
+            self._begin(cycle, app)
+        # Behind a request that has waited for its turn on this connection: one call for each.
+        elif not self.pipeline and (refusal := self.door.refusal(cycle.scope)) is not None:
+            self._write_answer(*refusal, is_last=not cycle.keep_alive)
+            cycle.response_started = cycle.response_complete = True
+            if not cycle.keep_alive:
+                self.transport.close()
+            self.on_response_complete()
+        else:
+            self.door.begin(partial(self._begin, cycle, app))
+
+    def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._watch = _ClientWatch(cycle)
         cycle.scope["extensions"] = {client_watch.EXTENSION: self._watch}  # type: ignore[dict-item]
         if cycle.scope["method"] != "HEAD":
@@ -180,6 +196,15 @@ class BoundedConnection(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = _Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _write_answer(self, failure: Failure, body: bytes, *, is_last: bool) -> None:
+        """A whole answer that no route has made."""
+        headers = {**failure.headers, "content-type": "application/json"}
+        headers["content-length"] = str(len(body))
+        if is_last:
+            headers["connection"] = "close"
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
 
     def _is_responding(self) -> bool:
         cycle = self._running
@@ -205,11 +230,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._abandon_requests()
         if not is_responding:
             body = failure.body(path="")  # it has not said which
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            head += "".join(f"{name}: {value}\r\n" for name, value in failure.headers.items())
-            self.transport.write(
-                STATUS_LINE[failure.status] + head.encode() + b"connection: close\r\n\r\n" + body
-            )
+            self._write_answer(failure, body, is_last=True)
         self.transport.close()
         self._start_send_deadline()
 

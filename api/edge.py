@@ -102,7 +102,7 @@ class _Exchange:
         self._is_counted = False
         self._began_at = time.monotonic()
         self._status = 499  # nobody was there to be answered, as nginx has it
-        self.request_id = _request_id(scope)
+        self.request_id = request_id(scope)
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -157,7 +157,7 @@ def _with_own_path(scope: Scope, root_path: str) -> Scope:
     return scope if path is given else {**scope, "path": path}
 
 
-def _request_id(scope: Scope) -> str:
+def request_id(scope: Scope) -> str:
     """The client's own id, if it is harmless, else a new one: it goes into headers and logs."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and is_safe(given := str(value, "latin-1")):

@@ -24,6 +24,7 @@ from api.config import ApiConfig
 from api.connection import kept_in
 from api.connection_book import ConnectionBook
 from api.engine_client import EngineClient
+from api.front_door import FrontDoor
 from api.input_processor import InputProcessor
 from api.markup import Markup
 from api.metrics import MetricsExchange
@@ -113,7 +114,7 @@ async def _serve(
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(config, client, exchange)
-    server = _Server(app.build(service), service.connections, config.tls)
+    server = _Server(*app.build(service), service.connections, config.tls)
     serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
     try:
         with in_lasting_thread(start) as folder:
@@ -139,11 +140,13 @@ async def _serve(
 class _Server(uvicorn.Server):
     """Uvicorn, without its signal handlers: they would race with our drain."""
 
-    def __init__(self, application: ASGIApp, book: ConnectionBook, tls: TlsConfig | None) -> None:
+    def __init__(
+        self, application: ASGIApp, door: FrontDoor, book: ConnectionBook, tls: TlsConfig | None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
-                http=kept_in(book),
+                http=kept_in(book, door),
                 loop="none",
                 ws="none",
                 lifespan="off",

@@ -5,12 +5,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from api.limits import MAX_CONNECTIONS
+from tests.helpers import burst
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving, wait_for
+from tests.helpers.scripted_models import make_scripted_model
+from tests.helpers.server import running_server
 
 ROUTES = {
     "/v1/completions": {"prompt": "x", "max_tokens": 900},
@@ -141,3 +147,56 @@ def test_sequences_that_end_in_any_way_give_their_places_back() -> None:
                 next(stream.iter_bytes())
             wait_for(lambda: not server.client.num_in_flight, "the abort")
         assert server.http.get("/ready").json()["status"] == "ready"
+
+
+BODY = b'{"model": "m", "prompt": "x", "max_tokens": 20}'
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+)
+
+
+def check(done: burst.Burst, count: int, most: int) -> None:
+    """Everybody was answered: served whole, or told when to come back."""
+    served, refused = done.of(200), done.of(503)
+    # One connection too many is closed, perhaps before what it sends has come.
+    num_cut = len(done.of(0))
+    assert len(served) + len(refused) + num_cut == len(done.replies) == count
+    assert num_cut <= max(0, count - MAX_CONNECTIONS)
+    assert len(served) >= most
+    assert all(b'"completion_tokens":20' in reply.raw for reply in served)
+    assert all(1 <= (reply.retry_after_s or 0) <= 60 for reply in refused)
+    assert {reply.status for reply in done.health} == {200}
+
+
+@pytest.mark.row("F-31")
+def test_of_five_hundred_at_once_those_that_fit_are_served() -> None:
+    """The others have their answer long before, and so have probes."""
+    with serving(endless_answer, max_num_queued_reqs=50, engine_options={"step_s": 0.1}) as server:
+        done = burst.run(server.port, REQUEST, 500)
+        check(done, 500, 50)
+        assert len(done.of(200)) < 200
+        slowest = max(reply.first_byte_s for reply in done.of(503))
+        assert slowest < min(reply.first_byte_s for reply in done.of(200))
+        assert max(reply.first_byte_s for reply in done.health) < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.row("F-31")
+def test_ten_thousand_at_once(tmp_path: Path) -> None:
+    """A real server with its own defaults: 1,280 are served and 8,192 may connect; its memory is
+    bounded, and in the end it is as before."""
+    model = make_scripted_model(tmp_path, kind="cycle", token_ids=list(b"abc"), step_delay_s=0.01)
+    with running_server(str(model), "--served-model-name", "m") as server:
+        process = psutil.Process(server.raywire_processes()["RAYWIRE::APIServer_0"].pid)
+        before = process.memory_info().rss
+        done = burst.run(server.port, REQUEST, 10_000)
+        check(done, 10_000, 1000)
+        assert process.memory_info().rss - before < 512 << 20
+        assert len(server.log) < 2_000_000
+
+        wait_for(lambda: process.num_fds() < 100, "the end of connections")
+        with server.http() as client:
+            assert client.get("/ready").json()["status"] == "ready"
+            assert client.post("/v1/completions", content=BODY).status_code == 200
