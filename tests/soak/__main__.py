@@ -4,8 +4,8 @@
     python -m tests.soak --minutes 3 --interval 20 --only "scripted, exit"
 
 The same seed asks the same and deals the same faults at the same times. `--write` puts the result
-into docs/reliability.md. Logs of all servers are kept in the folder named at the end. Exit code 1
-if there is anything to complain of.
+into docs/reliability.md; report.json and the logs of all servers are in the folder that is named at
+the end. Exit code 1 if there is anything to complain of.
 """
 
 import json
@@ -34,7 +34,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 @click.option("--seed", default=1, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice([part.name for part in PARTS]))
 @click.option("--kinds", type=Kinds(), help="Faults, as `raywire chaos` has them.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="JSON too.")
 @click.option("--write", is_flag=True, help="Into docs/reliability.md.")
 def main(
     minutes: float,
@@ -42,7 +41,6 @@ def main(
     seed: int,
     only: tuple[str, ...],
     kinds: Sequence[Kind] | None,
-    json_file: Path | None,
     write: bool,
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -62,8 +60,8 @@ def main(
     report = as_json(outcomes, seed, minutes)
     text = markdown(report)
     click.echo(text)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    logging.info("logs and report.json in %s", folder)
     if write:
         write_into(DOCUMENT, text)
     sys.exit(1 if any(outcome.complaints for outcome in outcomes) else 0)

@@ -14,6 +14,9 @@ import httpx
 from api.chaos import Process, processes_below
 from tests.helpers.server import Server, running_server, wait_for
 
+START_S = 300.0
+"""The first start converts the model, and builds kernels."""
+
 FIRST_CAUSE = re.compile(r"^.*first cause: .*$", re.MULTILINE)
 
 

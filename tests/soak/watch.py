@@ -14,7 +14,7 @@ import httpx
 from api.chaos import Process, processes_below
 
 INTERVAL_S = 1.0
-QUICK_S = 1.0
+QUICK_S = 2.0
 """Within this time a probe is answered, whatever the load."""
 
 _SAMPLE = re.compile(r"^(\w[\w:]*(?:\{.*\})?) (\S+)$")
@@ -63,6 +63,12 @@ class Watch:
         """False while a fault may hold probes up."""
         self.is_counting = True
         """False while one server ends and another begins."""
+        self._client = httpx.Client(
+            base_url=url,
+            timeout=10.0,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch")
 
@@ -72,15 +78,17 @@ class Watch:
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join(30.0)
+        self._client.close()
 
     def forget(self) -> None:
         """Another server has begun, which counts from zero."""
         self.last, self.is_counting = {}, True
 
     def get(self, path: str) -> httpx.Response | None:
-        """An answer over a connection of its own; None if there is none."""
+        """An answer over a connection of its own, so by any of the API servers; None if there is
+        none."""
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + path, timeout=10.0, trust_env=False)
+            return self._client.get(path)
         return None
 
     def _run(self) -> None:
