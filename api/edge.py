@@ -9,7 +9,8 @@ Plain ASGI wrappers around the application: they also see requests that match no
 import http
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -157,7 +158,7 @@ def _with_own_path(scope: Scope, root_path: str) -> Scope:
     return scope if path is given else {**scope, "path": path}
 
 
-def request_id(scope: Scope) -> str:
+def request_id(scope: Mapping[str, Any]) -> str:
     """The client's own id, if it is harmless, else a new one: it goes into headers and logs."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and is_safe(given := str(value, "latin-1")):

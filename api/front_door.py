@@ -11,10 +11,10 @@ times as much work; and what one turn begins, it does to the end, while probes w
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import msgspec
-from starlette.types import Scope
 
 from api import errors
 from api.edge import request_id
@@ -43,11 +43,11 @@ class FrontDoor:
         self._num_begun = 0
         """In this turn."""
 
-    def is_for(self, scope: Scope) -> bool:
+    def is_for(self, scope: Mapping[str, Any]) -> bool:
         """Whether a request gives engine cores work."""
         return (scope["method"], scope["path"]) in self._generating
 
-    def refusal(self, scope: Scope) -> tuple[Failure, bytes] | None:
+    def refusal(self, scope: Mapping[str, Any]) -> tuple[Failure, bytes] | None:
         """The answer to such a request that cannot be taken now: what it says, with all of its
         headers, and its body."""
         service = self._service

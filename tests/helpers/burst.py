@@ -50,7 +50,7 @@ def run(port: int, request: bytes, count: int) -> Burst:
 async def _run(port: int, request: bytes, count: int) -> Burst:
     burst, is_over = Burst(), asyncio.Event()
     prober = await asyncio.open_connection("127.0.0.1", port)
-    connections = []
+    connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     while len(connections) < count:  # a listening socket's queue is bounded
         num_more = min(_CONNECTED_AT_ONCE, count - len(connections))
         connections += await asyncio.gather(
