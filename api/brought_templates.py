@@ -5,6 +5,7 @@ Such a template is a program like the model's own: sandboxed, and stopped when i
 Compiling it and trying it out takes some milliseconds, so the last few are kept.
 """
 
+from api import template_sandbox
 from api.chat_template import ChatTemplate
 from api.limits import MAX_TEMPLATE_CHARS
 from api.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ def _compile(source: str, tokenizer: Tokenizer) -> ChatTemplate:
             f"{name} has {len(source)} characters; {MAX_TEMPLATE_CHARS} are the most", name
         )
     try:
-        return ChatTemplate.load(tokenizer, source, name)
+        with template_sandbox.shared_time():  # it is tried out with several conversations
+            return ChatTemplate.load(tokenizer, source, name)
     except ConfigError as error:
         raise InvalidRequestError(f"{name}: {error}", name) from error

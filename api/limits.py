@@ -81,6 +81,9 @@ MAX_RENDER_S = 5.0
 """A conversation renders in milliseconds; loops inside loops over a hostile one may not."""
 
 MAX_RENDERED_CHARS = 32 << 20
+MAX_TEMPLATE_BITS = 4096
+"""Of a product or a power in a template: much larger ones take for ever."""
+
 
 # ------------------------------------------------------------------------------------------ tools
 
@@ -202,6 +205,7 @@ TABLE: dict[str, tuple[Limit, ...]] = {
         Limit("chat_template", MAX_TEMPLATE_CHARS, "characters", "where clients bring one"),
         Limit("rendering", MAX_RENDER_S, "seconds", "of a chat template"),
         Limit("rendering", MAX_RENDERED_CHARS, "characters", "that a chat template writes"),
+        Limit("rendering", MAX_TEMPLATE_BITS, "bits", "of a number that a chat template computes"),
     ),
     "Tools": (
         Limit("tools", MAX_TOOLS, "functions", "of a request"),

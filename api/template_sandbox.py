@@ -2,7 +2,9 @@
 and in what is written. Used by `chat_template`.
 """
 
+import contextlib
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -10,13 +12,13 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import ext, nodes, sandbox, utils
+from jinja2 import ext, nodes, runtime, sandbox, utils
 from jinja2.parser import Parser
 
-from api.limits import MAX_RENDER_S, MAX_RENDERED_CHARS
+from api.limits import MAX_RENDER_S, MAX_RENDERED_CHARS, MAX_TEMPLATE_BITS
 from engine.errors import ConfigError
 
-_deadline: ContextVar[float] = ContextVar("template_deadline")
+_deadline: ContextVar[float] = ContextVar("template_deadline", default=math.inf)
 
 
 class _GenerationTag(ext.Extension):
@@ -65,9 +67,35 @@ class _BoundedLoop:
             yield item
 
 
+class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's, with products and powers bounded: one operation of Python cannot be interrupted, and
+    `9 ** 9 ** 9` would hold up all of the process."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if not _is_small(operator, left, right):
+            raise jinja2.TemplateRuntimeError(f"the chat template makes too much of one {operator}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _is_small(operator: str, left: Any, right: Any) -> bool:
+    """Whether a product or a power is no larger than a template may have any use for."""
+    match operator, left, right:
+        case "**", int(), int():
+            return right * left.bit_length() <= MAX_TEMPLATE_BITS
+        case "*", int(), int():
+            return left.bit_length() + right.bit_length() <= MAX_TEMPLATE_BITS
+        case "*", int(), str() | list() | tuple():
+            return left * len(right) <= MAX_RENDERED_CHARS
+        case "*", str() | list() | tuple(), int():
+            return len(left) * right <= MAX_RENDERED_CHARS
+    return True
+
+
 def make_environment() -> sandbox.ImmutableSandboxedEnvironment:
     """What templates find: transformers' additions to Jinja."""
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
     )
     environment.filters |= {"tojson": _to_json, "bounded_loop": _BoundedLoop}
@@ -103,11 +131,28 @@ def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
     Raises:
         jinja2.TemplateError: it refuses them, or takes too long or writes too much.
     """
-    token = _deadline.set(time.monotonic() + MAX_RENDER_S)
+    token = _deadline.set(min(_deadline.get(), time.monotonic() + MAX_RENDER_S))
     try:
         return _join(template.generate(variables))
     finally:
         _deadline.reset(token)
+
+
+@contextlib.contextmanager
+def shared_time() -> Iterator[None]:
+    """All that is rendered in the block has the time of one rendering.
+
+    Raises:
+        ConfigError: it took longer.
+    """
+    deadline = time.monotonic() + MAX_RENDER_S
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+    if time.monotonic() > deadline:
+        raise ConfigError(f"it takes over {MAX_RENDER_S:.0f} s to try it out")
 
 
 def _join(pieces: Iterable[str]) -> str:
