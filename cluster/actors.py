@@ -16,6 +16,8 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +42,9 @@ from workers.executor import start_executor
 logger = logging.getLogger(__name__)
 
 _OPENMP_THREADS = "OMP_NUM_THREADS"
+
+_OVER_S = 10.0
+"""How long an actor outlives its work."""
 
 _LEAST_S = 0.1
 """A timeout has to be positive, also when it is over."""
@@ -266,6 +271,13 @@ def variables_for_nodes(environ: Mapping[str, str], *, is_ray_job: bool) -> dict
     }
 
 
+def _leave() -> None:
+    """End this process when its work has been over for a while. The command has Ray kill it at
+    once; but it cannot where the link is cut, and one that comes back later has nobody."""
+    time.sleep(_OVER_S)
+    os._exit(0)
+
+
 def make_actor_class(ray: Any, plain: type, title: str) -> Any:
     """`plain` as a Ray actor class whose processes `ps` shows as `ray::title`. All its methods are
     answered while `run` goes on. Restarting an actor is the server's business, so Ray does not."""
@@ -276,6 +288,13 @@ def make_actor_class(ray: Any, plain: type, title: str) -> Any:
 
         return ray.method(concurrency_group="control")(call)  # type: ignore[no-any-return]
 
+    def run(self: Any, *arguments: Any) -> Any:
+        try:
+            return plain.run(self, *arguments)  # type: ignore[attr-defined]
+        finally:
+            threading.Thread(target=_leave, name="leave", daemon=True).start()
+
     methods = {n: control(n) for n in vars(plain) if n != "run" and not n.startswith("_")}
+    methods["run"] = run
     named = type(title, (plain,), {**methods, "__module__": plain.__module__})
     return ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(named)

@@ -60,6 +60,7 @@ class Reservation:
         self._name = name
         self._places: dict[int, tuple[Any, int]] = {}
         """Of each rank: its group, and the number of its bundle there."""
+        self._num_groups = 0
         self._demand = RankDemand(cpus=0)
 
     def take(
@@ -172,10 +173,11 @@ class Reservation:
 
     def _ask_for(self, places: Sequence[RankPlace]) -> None:
         """Ask Ray for one group of these places."""
+        self._num_groups += 1  # a name may be used again only after its group is gone
         group = self._session.ray.util.placement_group(
             [bundle(self._demand)] * len(places),
             bundle_label_selector=[{NODE_LABEL: each.node.node_id} for each in places],
-            name=self._name,
+            name=f"{self._name}-{self._num_groups}",
         )
         self._places |= {each.rank: (group, number) for number, each in enumerate(places)}
 

@@ -107,6 +107,7 @@ class Cluster:
         self.nodes_there = list(nodes)
         self.full: set[str] = set()
         self.groups: list[Group] = []
+        self.names: set[str] = set()
         self.ray: Any = self
         self.util: Any = self
         self.is_ours = True
@@ -122,6 +123,8 @@ class Cluster:
     def placement_group(
         self, bundles: object, bundle_label_selector: list[dict[str, str]], name: str
     ) -> Group:
+        assert name not in self.names, "Ray refuses a name that it knows"
+        self.names.add(name)
         self.groups.append(Group(self, [each[NODE_LABEL] for each in bundle_label_selector]))
         return self.groups[-1]
 

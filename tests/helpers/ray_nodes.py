@@ -25,6 +25,9 @@ NUM_CPUS = 4
 """Of each node."""
 
 _ADDRESS = re.compile(r"ray start --address='([^']+)'")
+_STARTED = re.compile("runtime started")
+
+_START_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -77,22 +80,20 @@ def ray_nodes(count: int = 1) -> Iterator[RayNodes]:
         try:
             head = ["--head", "--port=0", f"--ray-client-server-port={_free_port()}"]
             head += ["--include-dashboard=false", f"--temp-dir={folder}"]
-            log = _start(nodes, 0, head)
-            found = wait_for(lambda: _ADDRESS.search(log.read_text()), "a head", 60)
-            assert found is not None
-            nodes.address = found[1]
+            nodes.address = _start(nodes, 0, head, _ADDRESS)[1]
             for index in range(1, count):
                 # All nodes write to one folder here, of which one reader is enough.
                 joining = [f"--address={nodes.address}", "--include-log-monitor=false"]
-                log = _start(nodes, index, joining)
-                wait_for(lambda: "runtime started" in log.read_text(), "a node", 60)  # noqa: B023
+                _start(nodes, index, joining, _STARTED)
             yield nodes
         finally:
             _end(nodes)
 
 
-def _start(nodes: RayNodes, index: int, flags: Sequence[str]) -> Path:
-    """Start a node, which lives as long as its command; returns the command's log."""
+def _start(
+    nodes: RayNodes, index: int, flags: Sequence[str], words: "re.Pattern[str]"
+) -> "re.Match[str]":
+    """Start a node, which lives as long as its command, and wait until that has said so."""
     log = nodes.folder / f"start-{index}.log"
     command = [
         str(Path(sys.executable).with_name("ray")),
@@ -115,7 +116,16 @@ def _start(nodes: RayNodes, index: int, flags: Sequence[str]) -> Path:
             start_new_session=True,
         )
     nodes.commands.append(started)
-    return log
+
+    def find() -> "re.Match[str] | None":
+        has_ended = started.poll() is not None
+        found = words.search(log.read_text())
+        assert found or not has_ended, f"`ray start` has ended:\n{log.read_text()}"
+        return found
+
+    match = wait_for(find, f"a node; see {log}", _START_TIMEOUT_S)
+    assert match is not None
+    return match
 
 
 def _end(nodes: RayNodes) -> None:
