@@ -14,6 +14,10 @@ coordinator wakes the others, and rather repeats what a rank may have missed tha
 - When a rank joins while there are waves, all are woken once more, and again after that wave, which
   may have ended without the new one. A wave without work ends at once.
 
+A coordinator that replaces another knows nobody: READY has been said to the one before. Then the
+ranks' heartbeats introduce them, and one that is idle has no load. The wave is that of the first
+rank to speak of one.
+
 Used by `coordinator_process`, which has the sockets and the clock.
 """
 
@@ -26,7 +30,9 @@ from engine.wire import (
     EngineDead,
     EngineLoad,
     FirstRequest,
+    Heartbeat,
     LoadReport,
+    Phase,
     SchedulerStats,
     StartWave,
 )
@@ -47,9 +53,14 @@ class Start(NamedTuple):
 
 
 class Coordinator:
-    """What is known of one server's ranks. Times are of any one clock that does not jump."""
+    """What is known of one server's ranks. Times are of any one clock that does not jump.
 
-    def __init__(self, num_engines: int) -> None:
+    Args:
+        num_engines: engine cores of this server.
+        is_successor: of another, to which they have said READY.
+    """
+
+    def __init__(self, num_engines: int, *, is_successor: bool = False) -> None:
         self.wave = 0
         """The wave under way, or the next one."""
         self.is_running = False
@@ -58,6 +69,7 @@ class Coordinator:
         self.report_due_at = -math.inf
         """When `take_report` has the next one."""
         self._num_engines = num_engines
+        self._is_successor = is_successor
         self._epochs = [0] * num_engines
         """The latest incarnation of each rank that has been heard of."""
         self._ready: dict[int, int] = {}
@@ -79,6 +91,18 @@ class Coordinator:
             return []
         self._must_repeat = True
         return self._start(self.wave)
+
+    def take_heartbeat(self, heartbeat: Heartbeat) -> list[Start]:
+        """HEARTBEAT: news to a successor only. One that loads will say READY, and one that works
+        tells its load with its steps."""
+        index, epoch = heartbeat.engine_index, heartbeat.epoch
+        if not self._is_successor or heartbeat.phase is Phase.LOADING:
+            return []
+        if self._is_stale(index, epoch):
+            return []
+        if heartbeat.phase is Phase.IDLE and index not in self._loads:
+            self._take_load(index, epoch, SchedulerStats(0, 0, 0.0))
+        return [] if index in self._ready else self.take_ready(index, epoch)
 
     def take_outputs(self, outputs: EngineCoreOutputs) -> list[Start]:
         """OUTPUTS: a rank's load, the end of a wave, or that it has started one."""

@@ -37,6 +37,7 @@ from engine.wire import (
     EngineDead,
     EngineReady,
     FirstRequest,
+    Heartbeat,
     OutputType,
     RequestType,
     pack_identity,
@@ -56,6 +57,8 @@ class CoordinatorConfig:
     first_rank: int = 0
     """Data-parallel rank of the first."""
     log_level: str = "INFO"
+    is_successor: bool = False
+    """Of one that is gone; see `coordinator`."""
     run_folder: str | None = None
 
 
@@ -68,7 +71,9 @@ def main(config: CoordinatorConfig) -> NoReturn:
     run_log.keep(config.run_folder, name)
     lifecycle.die_with_parent(at_once=False)
     lifecycle.leave_stopping_to_parent()
-    server = CoordinatorServer(config.wires, config.num_engines, config.first_rank)
+    server = CoordinatorServer(
+        config.wires, config.num_engines, config.first_rank, is_successor=config.is_successor
+    )
     try:
         with lifecycle.interrupted_by(lifecycle.STOP_SIGNAL, server.stop):
             server.bind()
@@ -87,10 +92,18 @@ class CoordinatorServer:
         wires: where it is reached; bound by whoever made them.
         num_engines: engine cores of this server.
         first_rank: data-parallel rank of the first.
+        is_successor: of one that is gone.
     """
 
-    def __init__(self, wires: CoordinatorWires, num_engines: int, first_rank: int = 0) -> None:
-        self.coordinator = Coordinator(num_engines)
+    def __init__(
+        self,
+        wires: CoordinatorWires,
+        num_engines: int,
+        first_rank: int = 0,
+        *,
+        is_successor: bool = False,
+    ) -> None:
+        self.coordinator = Coordinator(num_engines, is_successor=is_successor)
         self.bad_messages = ThinnedCount()
         """Messages that broke the protocol, dropped."""
         self._wires = wires
@@ -103,6 +116,7 @@ class CoordinatorServer:
         self._encoder = Encoder()
         self._decode_ready = Decoder[EngineReady](EngineReady).decode
         self._decode_outputs = Decoder[EngineCoreOutputs](EngineCoreOutputs).decode
+        self._decode_heartbeat = Decoder[Heartbeat](Heartbeat).decode
         self._decode_dead = Decoder[EngineDead](EngineDead).decode
         self._decode_first = Decoder[FirstRequest](FirstRequest).decode
 
@@ -188,7 +202,8 @@ class CoordinatorServer:
             case OutputType.OUTPUTS.value:
                 self._send(self.coordinator.take_outputs(self._decode_outputs(body)))
             case OutputType.HEARTBEAT.value:
-                pass  # API servers hear them too, and judge
+                # API servers hear them too, and judge.
+                self._send(self.coordinator.take_heartbeat(self._decode_heartbeat(body)))
             case OutputType.DEAD.value:
                 self.coordinator.take_dead(self._decode_dead(body))
             case CoordinatorType.FIRST_REQUEST.value:

@@ -130,8 +130,12 @@ class LocalEngines:
         self._supervisor.restart(number, self._child(config), "spawn")
 
     def restart_coordinator(self, epoch: int) -> None:
-        [child] = self._coordinators
-        self._supervisor.restart(0, dataclasses.replace(child, epoch=epoch), "spawn")
+        [first] = self._coordinators
+        [config] = first.arguments
+        assert isinstance(config, CoordinatorConfig)
+        config = dataclasses.replace(config, is_successor=True)
+        child = dataclasses.replace(first, arguments=(config,), epoch=epoch)
+        self._supervisor.restart(0, child, "spawn")
 
     def watch(self) -> None:
         self._supervisor.watch()

@@ -60,6 +60,8 @@ class Replacer:
         self._start_timeout_s = start_timeout_s
         self._is_draining = is_draining
         self._policy = Replacement(num_engines)
+        self._coordinator = Replacement(1)
+        """Of the coordinator, which serves as soon as it has been started."""
         self._last_words: dict[tuple[int, int], str] = {}
         self._changed = threading.Condition()
         """Guards the two above."""
@@ -75,6 +77,7 @@ class Replacer:
         """All engine cores are up, and requests are served."""
         with self._changed:
             self._policy.serve()
+            self._coordinator.serve()
 
     def close(self) -> None:
         """Start nothing any more."""
@@ -90,7 +93,7 @@ class Replacer:
         if self._front.death is not None:
             return True
         if engine_index is None:
-            return False
+            return False  # nobody but its parent can tell
         with self._changed:
             is_known = self._policy.is_known(engine_index, epoch)
             return is_known or (engine_index, epoch) in self._last_words
@@ -100,7 +103,7 @@ class Replacer:
         assert self._front is not None
         assert self._engines is not None
         if engine_index is None:
-            self._front.mark_dead(None, cause)
+            self._take_coordinator(epoch, cause)
             return
         is_hopeless = self._engines.exit_codes[engine_index] == EXIT_CONFIG
         with self._changed:
@@ -207,6 +210,48 @@ class Replacer:
         if not is_settled:
             cause = f"no READY within {self._start_timeout_s:.0f} s"
             self._take(Loss(index, epoch, cause, is_first=True))
+
+    def _take_coordinator(self, epoch: int, cause: str) -> None:
+        assert self._front is not None
+        with self._changed:
+            is_draining = self._is_draining() or self._is_closed
+            verdict = self._coordinator.take_loss(0, epoch, time.monotonic())
+        match verdict:
+            case Restart() if is_draining:
+                logger.warning("the coordinator is not replaced while the server ends")
+            case Restart(next_epoch, delay_s):
+                logger.warning(
+                    "the coordinator is replaced; meanwhile ranks are chosen by what they say"
+                    " themselves"
+                )
+                threading.Thread(
+                    target=self._replace_coordinator,
+                    args=(next_epoch, delay_s),
+                    name="replace-coordinator",
+                    daemon=True,
+                ).start()
+            case GoOn() | GiveUp():
+                self._front.mark_dead(None, cause)
+            case None:
+                pass
+            case _:
+                assert_never(verdict)
+
+    def _replace_coordinator(self, epoch: int, delay_s: float) -> None:
+        assert self._engines is not None
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed, delay_s)
+            if self._is_closed:
+                return
+        try:
+            self._engines.restart_coordinator(epoch)
+        except (ServerError, OSError) as error:
+            if not self._is_closed:
+                logger.error("first cause: the coordinator cannot be started: %s", error)
+                self._take_coordinator(epoch, str(error))
+            return
+        with self._changed:
+            self._coordinator.take_ready(0, epoch)
 
     def _name(self, index: int) -> str:
         return f"engine core DP{self._first_rank + index}"

@@ -15,7 +15,9 @@ from engine.wire import (
     EngineDead,
     EngineLoad,
     FirstRequest,
+    Heartbeat,
     LoadReport,
+    Phase,
     SchedulerStats,
     StartWave,
 )
@@ -52,6 +54,27 @@ def test_a_report_holds_the_latest_load_of_each_rank() -> None:
     assert coordinator.take_report(1.0) == LoadReport(
         [EngineLoad(0, 0, 2, 4, 0.5, [1, 5]), EngineLoad(2, 0, 2, 1, 0.5, [1, 2])]
     )
+
+
+def test_a_successor_knows_ranks_by_their_heartbeats() -> None:
+    """READY was said to the one before. One that is idle has no load and will tell none; one that
+    works is in the report with its next step; one that loads says READY."""
+    successor = Coordinator(3, is_successor=True)
+    for index, phase in enumerate((Phase.IDLE, Phase.EXECUTE, Phase.LOADING)):
+        successor.take_heartbeat(Heartbeat(index, 4, 9, 0, phase))
+    assert successor.take_report(0.0) == LoadReport([EngineLoad(0, 4, 0, 0, 0.0)])
+
+    successor.take_outputs(load(1, epoch=4))
+    report = successor.take_report(1.0)
+    assert report is not None
+    assert [each.engine_index for each in report.loads] == [0, 1]
+
+
+def test_a_heartbeat_is_no_news_to_the_first() -> None:
+    """A rank is in its reports once both of its wires work."""
+    coordinator = Coordinator(1)
+    coordinator.take_heartbeat(Heartbeat(0, 0, 9, 0, Phase.IDLE))
+    assert coordinator.take_report(0.0) == LoadReport([])
 
 
 def test_changes_are_collected_for_a_tenth_of_a_second() -> None:

@@ -44,6 +44,9 @@ class World:
         if self.failures:
             raise self.failures.pop()
 
+    def restart_coordinator(self, epoch: int) -> None:
+        self.restart(-1, epoch)
+
     def wait_for_restart(self) -> None:
         assert self.has_restarted.acquire(timeout=10)
 
@@ -144,7 +147,14 @@ def test_nothing_is_started_while_the_server_ends(
     assert "engine core DP1 is not replaced while the server ends; 1 of 2" in caplog.text
 
 
-def test_the_coordinator_is_not_replaced(world: World) -> None:
-    """So far: the server ends with it."""
+def test_the_coordinator_is_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As often as it dies; one that cannot be started at all ends the server."""
     world.replacer.on_death(None, 0, "killed")
-    assert world.death is not None
+    world.wait_for_restart()
+    assert world.restarted == [(-1, 1)]
+    assert world.death is None
+
+    world.failures = [ServerError("no process")] * 3
+    wait_for(lambda: world.replacer._coordinator.num_up == 1, "the new one")
+    world.replacer.on_death(None, 1, "killed")
+    wait_for(lambda: world.death is not None, "the end", 30)
