@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
 to name the cause."""
+
+_RECONNECT_POLL_S = 0.05
 
 _FENCE_INTERVAL_S = 1.0
 """How often an incarnation that has been given up, and still speaks, is told so."""
@@ -125,6 +127,8 @@ class EngineClient:
         self._calls = UtilityCalls(
             client_index, lambda index, call: self._send(index, RequestType.UTILITY, call)
         )
+        self._introduced: list[EngineReady] | None = None
+        """Engine cores that serve others already; None: we are among the first API servers."""
         self._refusal: ConfigError | None = None
         self._starting: Wakeup = Wakeup()
         self._dying: Wakeup = Wakeup()
@@ -175,6 +179,17 @@ class EngineClient:
         """Refuse engine cores that are not like this. From any thread, before they start."""
         self._registry.expected = fingerprint
 
+    def introduce(self, ready: Iterable[EngineReady], epochs: Mapping[int, int]) -> None:
+        """Know engine cores that serve others already. From any thread, before `wait_ready`.
+
+        Args:
+            ready: these have said READY, and will not say it again.
+            epochs: of these, by index, all incarnations before have been lost.
+        """
+        self._introduced = list(ready)
+        for index, epoch in epochs.items():
+            self._registry.give_up(index, epoch - 1)
+
     async def wait_ready(self, timeout_s: float, waited_s: float = 0.0) -> list[EngineReady]:
         """Wait until all engine cores have said READY, and the coordinator has heard it as well;
         what they said, by rank.
@@ -191,9 +206,11 @@ class EngineClient:
         self._attach()
         try:
             async with asyncio.timeout(max(0.0, timeout_s - waited_s)):
-                while missing := self._registry.missing() or self._unreported():
+                while missing := (
+                    self._registry.missing() or self._unreported() or self._unreachable()
+                ):
                     self._raise_if_dead()
-                    await self._starting.wait()
+                    await self._change()
         except TimeoutError:
             names = ", ".join(f"{e.name} ({e.describe()})" for e in missing)
             who = "no READY" if self._registry.missing() else "the coordinator has no READY"
@@ -207,6 +224,26 @@ class EngineClient:
         """Wait for a death. After `wait_ready`, or it may come from a thread that wakes nobody."""
         while self.death is None:
             await self._dying.wait()
+
+    async def _change(self) -> None:
+        """Wait until it may be different."""
+        if self._introduced is not None:
+            await asyncio.sleep(_RECONNECT_POLL_S)
+        else:
+            await self._starting.wait()
+
+    def _unreachable(self) -> list[EngineHandle]:
+        """Engine cores that were connected to the API server before us, and not yet to us. They
+        find us within a second, and nobody tells of it but a message that can be sent."""
+        nothing = self._encoder.encode(list[str]())
+        indices = {ready.engine_index for ready in self._introduced or ()}
+        return [
+            e
+            for e in self.engines
+            if e.index in indices
+            and e.identity is not None
+            and not self._sockets.send([e.identity, RequestType.ABORT.value, *nothing])
+        ]
 
     def _unreported(self) -> list[EngineHandle]:
         """Engine cores that are ready, but not connected to the coordinator, or we are not."""
@@ -236,6 +273,8 @@ class EngineClient:
             self._loop = loop
         self._sockets.watch(loop)
         self._checked_at = loop.time()
+        for ready in self._introduced or ():
+            self._take_ready(pack_identity(ready.engine_index, ready.epoch), ready)
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
     # --------------------------------------------------------------------------------- calls
@@ -366,7 +405,9 @@ class EngineClient:
 
     def _on_ready(self, frames: list[bytes]) -> None:
         identity, *body = frames
-        ready = self._decode_ready(body)
+        self._take_ready(identity, self._decode_ready(body))
+
+    def _take_ready(self, identity: bytes, ready: EngineReady) -> None:
         try:
             is_news = self._registry.take_ready(identity, ready, self._now())
         except ConfigError as difference:
@@ -525,7 +566,7 @@ class EngineClient:
 
     @property
     def _outlives_deaths(self) -> bool:
-        return self._replaces_ranks and self.ready_at > 0
+        return self._replaces_ranks and (self.ready_at > 0 or self._introduced is not None)
 
     def _on_gone(self, engine: EngineHandle, cause: str, is_first: bool = False) -> None:
         """An engine core is gone, as the wire says."""

@@ -53,8 +53,8 @@ class EngineRegistry:
         """What engine cores must be like; None: like each other."""
 
     def missing(self) -> list[EngineHandle]:
-        """Those that have not said READY."""
-        return [engine for engine in self.engines if engine.ready is None]
+        """Those that have not said READY, and are not known to be lost."""
+        return [each for each in self.engines if each.ready is None and each.state != "lost"]
 
     def take_ready(self, identity: bytes, ready: EngineReady, now: float) -> bool:
         """Take note of a core that is ready. Returns False where that is no news.

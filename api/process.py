@@ -63,6 +63,7 @@ def run(
     may_serve: Callable[[Sequence[EngineReady]], Awaitable[None]] | None = None,
     exchange: MetricsExchange | None = None,
     began: Callable[[], float] = time.monotonic,
+    joins: bool = False,
 ) -> int:
     """Serve until stopped or dead. Runs its event loop in the calling thread.
 
@@ -86,6 +87,7 @@ def run(
         exchange: the way to the metrics of other API servers on the same port, if there are any.
         began: when `config.start_timeout_s` began to run, on the monotonic clock; asked once
             `start` has returned.
+        joins: other API servers serve on the port already: do not listen before we are ready.
 
     Returns:
         The exit code: 0 after a stop, 1 after the death of an engine core, whose cause is then in
@@ -97,7 +99,7 @@ def run(
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(
-            _serve(config, http_socket, client, start, stop, may_serve, exchange, began)
+            _serve(config, http_socket, client, start, stop, may_serve, exchange, began, joins)
         )
 
 
@@ -110,16 +112,21 @@ async def _serve(
     may_serve: Callable[[Sequence[EngineReady]], Awaitable[None]] | None,
     exchange: MetricsExchange | None,
     began: Callable[[], float],
+    joins: bool,
 ) -> int:
     # What it does, and what connections do to it, we log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(config, client, exchange)
     server = _Server(*app.build(service), service.connections, config.tls)
-    serving = asyncio.create_task(server.serve(sockets=[http_socket]), name="http")
+    may_listen = asyncio.Event()
+    if not joins:
+        may_listen.set()
+    serving = asyncio.create_task(_listen(server, http_socket, may_listen), name="http")
     try:
         with in_lasting_thread(start) as folder:
             loading = _load(service, asyncio.wrap_future(folder), may_serve, began)
             starting = asyncio.create_task(loading, name="start")
+            starting.add_done_callback(lambda _: may_listen.set())
             await _until_there_is_a_reason_to_end(client, stop, starting, serving)
             starting.cancel()
             # It may fail of what ends us in the very moment in which it is cancelled.
@@ -132,9 +139,19 @@ async def _serve(
             return 0 if client.death is None else 1
     finally:
         server.end()
+        may_listen.set()
         await serving
         client.close()
         service.close()
+
+
+async def _listen(server: "_Server", http_socket: socket.socket, may: asyncio.Event) -> None:
+    """Answer on the port until the end, from the moment in which we may."""
+    await may.wait()
+    if server.should_exit:
+        http_socket.close()
+    else:
+        await server.serve(sockets=[http_socket])
 
 
 class _Server(uvicorn.Server):

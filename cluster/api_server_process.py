@@ -26,6 +26,7 @@ from cluster.channel import (
     Begin,
     Channel,
     Death,
+    Drop,
     Loaded,
     Lost,
     Part,
@@ -41,7 +42,13 @@ from cluster.channel import (
 )
 from cluster.metrics_exchange import MetricsExchange
 from engine import lifecycle, log, run_log
-from engine.errors import EXIT_CONFIG, ConfigError, EngineDeadError, ServerError
+from engine.errors import (
+    EXIT_CONFIG,
+    ConfigError,
+    EngineDeadError,
+    RaywireError,
+    ServerError,
+)
 from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
@@ -57,6 +64,8 @@ class ApiServerConfig:
     step_timeout_s: float
     log_level: str
     replaces_ranks: bool = False
+    joins: bool = False
+    """Whether others serve already: it takes the place of one that has died."""
     run_folder: str | None = None
 
     @property
@@ -95,6 +104,7 @@ def main(
                 may_serve=command.may_serve,
                 exchange=command.metrics,
                 began=command.began,
+                joins=config.joins,
             )
         except ConfigError as error:
             command.channel.send(Refusal(str(error)))
@@ -145,6 +155,21 @@ class _Command:
         with contextlib.suppress(RuntimeError):  # it has ended, and so do we
             self._loop.call_soon_threadsafe(self._may_serve.set)
 
+    def _on_drop(self, client_index: int, arrived_before: float) -> None:
+        loop = self._loop
+        if loop is not None:  # else we have sent nothing, and cannot
+            tell = self._tell_cores(client_index, arrived_before)
+            asyncio.run_coroutine_threadsafe(tell, loop)
+
+    async def _tell_cores(self, client_index: int, arrived_before: float) -> None:
+        try:
+            nums = await self._client.utility("drop_client", client_index, arrived_before)
+        except RaywireError as error:  # a rank that is being replaced, perhaps
+            logger.info("not all engine cores have dropped APIServer_%d: %s", client_index, error)
+        else:
+            if any(nums):
+                logger.info("aborted num_requests=%d of APIServer_%d", sum(nums), client_index)
+
     def _on_ping(self) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # it has ended, and so do we
@@ -163,7 +188,9 @@ class _Command:
             match message:
                 case Wires():
                     self._client.bind(self.channel.receive_wires(message))
-                case Begin(_, coordinator, _, expected):
+                case Begin(_, coordinator, _, expected, ready, epochs):
+                    if ready is not None:
+                        self._client.introduce(ready, epochs)
                     if expected is not None:
                         self._client.expect(expected)
                     if coordinator is not None:
@@ -172,6 +199,8 @@ class _Command:
                     self._has_begun.set()
                 case Serve():
                     self._on_serve()
+                case Drop(client_index, arrived_before):
+                    self._on_drop(client_index, arrived_before)
                 case Allow(public_keys):
                     self._client.allow(public_keys)
                 case Death(engine_index, cause, _):

@@ -6,12 +6,16 @@ engine core's death the command passes on to all; the death of one ends all, and
 event loop hangs (`pulse`).
 """
 
+import dataclasses
 import logging
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import assert_never
 
@@ -23,6 +27,7 @@ from cluster.channel import (
     Begin,
     Channel,
     Death,
+    Drop,
     Loaded,
     Lost,
     Part,
@@ -38,12 +43,15 @@ from cluster.channel import (
 )
 from cluster.deadline import Deadline
 from cluster.front import OnReady, RankWatcher
+from cluster.http_socket import join_group
 from cluster.metrics_hub import MetricsHub
+from cluster.newcomer import Memory
 from cluster.pulse import INTERVAL_S, SILENCE_S, Pulse
+from cluster.replacement import Replacement, Restart
 from cluster.supervisor import Child, Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
-from engine.errors import ConfigError, EngineDeadError
+from engine.errors import ConfigError, EngineDeadError, ServerError
 from engine.lifecycle import STOP_SIGNAL, StopFlag, describe_exit, in_lasting_thread
 from engine.wire import Fingerprint
 from workers.wakeup import Bell, Waiter
@@ -77,6 +85,7 @@ class ApiServers:
     ) -> None:
         self.death: EngineDeadError | None = None
         self._is_serving = False
+        self._is_ending = False
         self._configs = configs
         self._http_sockets = http_sockets
         self._on_ready = on_ready
@@ -87,7 +96,17 @@ class ApiServers:
         """Wakes `run`."""
         self._num_loaded = 0
         self._first_loaded_at = 0.0
-        self._supervisor = Supervisor(self._on_child_death, lambda *_: self._is_over)
+        self._supervisor = Supervisor(
+            self._on_child_death,
+            lambda index, epoch: self._is_over or (index, epoch) in self._hung,
+            are_deaths_apart=ranks is not None,
+        )
+        self._hung: set[tuple[int, int]] = set()
+        self._policy = Replacement(len(configs))
+        self._memory = Memory()
+        self._dropped_before: dict[int, float] = {}
+        """By index, when the one that was replaced died."""
+        self._address: tuple[str, int] = http_sockets[0].getsockname()[:2]
         ends = [Pipe(duplex=True) for _ in configs]
         self._channels = [Channel(ours) for ours, _ in ends]
         self._metrics = MetricsHub(self._channels)
@@ -110,10 +129,12 @@ class ApiServers:
                         started.result()
                     self._check_pulse()
                     waiter.wait(INTERVAL_S)
+                self._is_ending = True
                 self._end_children(stop)
         finally:
             stop.on_set = None
             self._supervisor.close(0.0)
+            self._memory.close()
         if self._refusal is not None:
             raise ConfigError(self._refusal)
         return 0 if self.death is None else 1
@@ -121,7 +142,9 @@ class ApiServers:
     def bind(self, wires: Sequence[ServerWires]) -> None:
         for channel, own in zip(self._channels, wires, strict=True):
             channel.send_wires(own)
-            own.close()
+            if self._ranks is None:
+                own.close()
+        self._memory.keep(wires)
 
     def begin(
         self,
@@ -130,10 +153,12 @@ class ApiServers:
         deadline: Deadline,
         expected: Fingerprint | None = None,
     ) -> None:
+        message = self._memory.begin(model_folder, coordinator, deadline, expected)
         for channel in self._channels:
-            channel.send(Begin(str(model_folder), coordinator, deadline.began_s, expected))
+            channel.send(message)
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
+        self._memory.allow(public_keys)
         for channel in self._channels:
             channel.send(Allow(list(public_keys)))
 
@@ -152,6 +177,7 @@ class ApiServers:
             channel.send(Death(engine_index, cause))
 
     def lose(self, engine_index: int, epoch: int, cause: str) -> None:
+        self._memory.take_loss(engine_index, epoch)
         for channel in self._channels:
             channel.send(Lost(engine_index, epoch, cause))
 
@@ -169,12 +195,7 @@ class ApiServers:
     def _spawn(self) -> None:
         self._supervisor.start(
             [
-                Child(
-                    kind="API server",
-                    title=config.title,
-                    main=api_server_main,
-                    arguments=(config, http_socket, connection),
-                )
+                _child(config, http_socket, connection)
                 for config, http_socket, connection in zip(
                     self._configs, self._http_sockets, self._their_ends, strict=True
                 )
@@ -188,10 +209,14 @@ class ApiServers:
             connection.close()
         self._supervisor.watch()
         self._metrics.start()
-        for index in range(len(self._channels)):
-            threading.Thread(
-                target=self._listen, args=(index,), name="api-server", daemon=True
-            ).start()
+        self._listeners = [self._start_listener(index) for index in range(len(self._channels))]
+
+    def _start_listener(self, index: int) -> threading.Thread:
+        listener = threading.Thread(
+            target=self._listen, args=(index, self._channels[index]), name="api-server", daemon=True
+        )
+        listener.start()
+        return listener
 
     def _check_pulse(self) -> None:
         now = time.monotonic()
@@ -202,7 +227,10 @@ class ApiServers:
         if hung is not None:
             name = f"API server {self._configs[hung].title} pid={self._supervisor.pids[hung]}"
             cause = f"{name} hung: its event loop has not turned for {SILENCE_S:.0f} s"
-            self.mark_dead(None, cause, is_first=True)
+            if self._ranks is None:
+                self.mark_dead(None, cause, is_first=True)
+            else:
+                self._kill(hung, cause)
 
     def _end_children(self, stop: StopFlag) -> None:
         """Wait for the drain, or for the last answers after a death; pass on further signals."""
@@ -227,14 +255,16 @@ class ApiServers:
                 name = f"API server {config.title} pid={pid}"
                 self.mark_dead(None, f"{name} {describe_exit(code)} while draining", is_first=True)
 
-    def _listen(self, index: int) -> None:
+    def _listen(self, index: int, channel: Channel) -> None:
         while True:
             try:
-                message = self._channels[index].receive()
+                message = channel.receive()
             except EOFError:
                 self._metrics.drop(index)
                 return
             match message:
+                case Loaded() if self._is_serving:
+                    self._let_join(index)
                 case Loaded(ready):
                     with self._lock:
                         self._num_loaded += 1
@@ -243,8 +273,11 @@ class ApiServers:
                         is_last = self._num_loaded == len(self._configs)
                     if is_last and self.death is None:
                         self._is_serving = True
-                        for channel in self._channels:
-                            channel.send(Serve())
+                        self._policy.serve()
+                        for each in ready:
+                            self._memory.take_ready(each)
+                        for other in self._channels:
+                            other.send(Serve())
                         self._on_ready(ready, time.monotonic() - self._first_loaded_at)
                 case Refusal(text):
                     self._refusal = self._refusal or text
@@ -256,6 +289,7 @@ class ApiServers:
                     self._ranks.on_loss(Loss(engine_index, epoch, cause, is_first))
                 case Up(each):
                     assert self._ranks is not None
+                    self._memory.take_ready(each)
                     self._ranks.on_up(each)
                 case Scrape(number):
                     self._metrics.ask(index, number)
@@ -265,7 +299,9 @@ class ApiServers:
                     self._last_seen = last_seen
                     with self._lock:
                         self._pulse.take(index, time.monotonic())
-                case Wires() | Begin() | Serve() | Allow() | PartWanted() | Whole() | Ping():
+                case (
+                    Wires() | Begin() | Serve() | Allow() | Drop() | PartWanted() | Whole() | Ping()
+                ):
                     raise AssertionError("the command's words came from an API server")
                 case _:
                     assert_never(message)
@@ -275,4 +311,87 @@ class ApiServers:
         return self.death is not None or self._refusal is not None
 
     def _on_child_death(self, index: int, epoch: int, cause: str) -> None:
-        self.mark_dead(None, cause)
+        if self._ranks is None:
+            self.mark_dead(None, cause)
+        else:
+            threading.Thread(
+                target=self._replace, args=(index, epoch, cause), name="replace", daemon=True
+            ).start()
+
+    # ------------------------------------------------------------- one takes another's place
+
+    def _replace(self, index: int, epoch: int, cause: str) -> None:
+        """Start an API server in the place of one that is gone, while others serve."""
+        died_at = time.time()
+        with self._lock:
+            verdict = self._policy.take_loss(index, epoch, time.monotonic())
+            num_up = self._policy.num_up
+            self._pulse.forget(index)
+        if verdict is None or self._is_over or self._is_ending:
+            return
+        if not isinstance(verdict, Restart) or not num_up:
+            self.mark_dead(None, cause)
+            return
+        title = self._configs[index].title
+        logger.warning("%s is replaced; %d of %d answer", title, num_up, len(self._configs))
+        self._dropped_before[index] = died_at
+        self._drop(index)
+        time.sleep(verdict.delay_s)
+        try:
+            self._start_newcomer(index, verdict.epoch)
+        except (ServerError, OSError) as error:
+            if not (self._is_over or self._is_ending):
+                self._replace(index, verdict.epoch, f"{title} cannot be started: {error}")
+
+    def _start_newcomer(self, index: int, epoch: int) -> None:
+        config = dataclasses.replace(self._configs[index], joins=True)
+        self._listeners[index].join(1.0)  # it has read what the one before has said
+        ours, theirs = Pipe(duplex=True)
+        http_socket = join_group(*self._address)
+        try:
+            self._channels[index] = channel = Channel(ours)
+            self._metrics.replace(index)
+            child = dataclasses.replace(_child(config, http_socket, theirs), epoch=epoch)
+            self._supervisor.restart(index, child, "spawn")
+        finally:
+            http_socket.close()
+            theirs.close()
+        self._memory.tell(channel, index, time.monotonic())
+        self._listeners[index] = self._start_listener(index)
+
+    def _let_join(self, index: int) -> None:
+        """It has loaded, and the engine cores have found it."""
+        with self._lock:
+            self._policy.take_ready(index, self._supervisor.epochs[index])
+            self._pulse.take(index, time.monotonic())
+            num_up = self._policy.num_up
+        self._drop(index)  # again: what has just been compiled was nobody's to abort before
+        self._channels[index].send(Serve())
+        title = self._configs[index].title
+        logger.info("%s is back; %d of %d answer", title, num_up, len(self._configs))
+
+    def _drop(self, index: int) -> None:
+        """Have the engine cores abort what an API server has left behind."""
+        message = Drop(index, self._dropped_before[index])
+        for other, channel in enumerate(self._channels):
+            if other != index:
+                channel.send(message)
+
+    def _kill(self, index: int, cause: str) -> None:
+        """End one that hangs. What follows its death comes next."""
+        epoch, pid = self._supervisor.epochs[index], self._supervisor.pids[index]
+        if (index, epoch) not in self._hung and pid is not None:
+            self._hung.add((index, epoch))
+            logger.error("first cause: %s", cause)
+            os.kill(pid, signal.SIGKILL)
+
+
+def _child(
+    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
+) -> Child:
+    return Child(
+        kind="API server",
+        title=config.title,
+        main=api_server_main,
+        arguments=(config, http_socket, connection),
+    )

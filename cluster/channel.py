@@ -42,6 +42,10 @@ class Begin(Message, frozen=True):
     """When the start's one deadline began to run, on this machine's monotonic clock."""
     expected: Fingerprint | None = None
     """What engine cores have to be like."""
+    ready: list[EngineReady] | None = None
+    """To one that comes later, in the place of another: these have said READY already."""
+    epochs: dict[int, int] = {}
+    """And of these, by index, lower epochs have been lost."""
 
 
 class Allow(Message, frozen=True):
@@ -74,6 +78,14 @@ class Up(Message, frozen=True):
     """From an API server: it has heard READY of another incarnation."""
 
     ready: EngineReady
+
+
+class Drop(Message, frozen=True):
+    """To an API server: tell the engine cores that another one is gone."""
+
+    client_index: int
+    arrived_before: float
+    """Seconds since the epoch: what it has sent before is nobody's now."""
 
 
 class Loaded(Message, frozen=True):
@@ -128,7 +140,7 @@ class Pong(Message, frozen=True):
     """What each engine core was doing when it was last heard of; empty: it has not been."""
 
 
-ToApiServer = Wires | Begin | Serve | Allow | Death | Lost | PartWanted | Whole | Ping
+ToApiServer = Wires | Begin | Serve | Allow | Drop | Death | Lost | PartWanted | Whole | Ping
 FromApiServer = Loaded | Refusal | Death | Lost | Up | Scrape | Part | Pong
 AnyMessage = ToApiServer | FromApiServer
 

@@ -45,6 +45,16 @@ def listen_group(host: str, port: int, count: int) -> list[socket.socket]:
     return sockets
 
 
+def join_group(host: str, port: int) -> socket.socket:
+    """Take part in a port of ours, once the socket listens. What came to one that has been closed
+    is lost, and the kernel spreads new connections over those that listen.
+
+    Raises:
+        OSError: the port has been somebody else's for a moment.
+    """
+    return _bind(host, port, is_first=False)
+
+
 def url(host: str, port: int, node_address: str | None = None, *, is_tls: bool = False) -> str:
     """Where clients find the server. Pure.
 

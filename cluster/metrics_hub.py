@@ -40,6 +40,8 @@ class MetricsHub:
         self._owing: set[int] = set()
         """API servers that have been asked and have not answered."""
         self._gone: set[int] = set()
+        self._num_retired = 0
+        """API servers whose last parts are kept under negative numbers."""
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="metrics-hub", daemon=True).start()
@@ -64,6 +66,18 @@ class MetricsHub:
         with self._changed:
             self._gone.add(index)
             self._changed.notify_all()
+
+    def replace(self, index: int) -> None:
+        """Another API server has the index now. What the one before has counted stays; what was of
+        its process only, goes."""
+        with self._changed:
+            part = self._parts.pop(index, [])
+            lasting = [each for each in part if each.kind != "gauge" and each.rule != "each"]
+            self._num_retired += 1
+            self._parts[-self._num_retired] = lasting
+            self._said_at.pop(index, None)
+            self._owing.discard(index)
+            self._gone.discard(index)
 
     def _run(self) -> None:
         while True:

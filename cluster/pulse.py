@@ -28,6 +28,11 @@ class Pulse:
         self._answered_at[index] = now
         self._asked_at.pop(index, None)
 
+    def forget(self, index: int) -> None:
+        """It is gone; another may have its index later."""
+        self._answered_at.pop(index, None)
+        self._asked_at.pop(index, None)
+
     def due(self, now: float) -> list[int]:
         """Whom to ask now. They count as asked."""
         due = [

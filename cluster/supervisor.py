@@ -135,6 +135,11 @@ class Supervisor:
         return [process.exitcode for process in self._processes]
 
     @property
+    def epochs(self) -> list[int]:
+        """By number, of the latest incarnation."""
+        return [child.epoch for child in self._children]
+
+    @property
     def pids(self) -> list[int | None]:
         return [process.pid for process in self._processes]
 

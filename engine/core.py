@@ -125,6 +125,12 @@ class EngineCore:
         come again are ignored."""
         self._scheduler.abort(request_ids)
 
+    def drop_client(self, client_index: int, arrived_before: float) -> int:
+        """End all requests of an API server that is gone; see `utility.Target`."""
+        request_ids = self._scheduler.request_ids_of(client_index, arrived_before)
+        self._scheduler.abort(request_ids)
+        return len(request_ids)
+
     # -------------------------------------------------------------------------------- the step
 
     def step(

@@ -199,6 +199,9 @@ class _CoreTarget:
             self._profile_directory = None
             self._core.executor.profile(False, directory)
 
+    def drop_client(self, client_index: int, arrived_before: float) -> int:
+        return self._core.drop_client(client_index, arrived_before)
+
     def _start_profile(self, directory: str) -> None:
         try:
             self._core.executor.profile(True, directory)

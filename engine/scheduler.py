@@ -167,6 +167,14 @@ class Scheduler:
             self._emit(request, b"", FinishReason.ABORT)
             self._finish(request)
 
+    def request_ids_of(self, client_index: int, arrived_before: float) -> list[str]:
+        """Those of one API server that came to it before a time."""
+        return [
+            request_id
+            for request_id, request in self._requests.items()
+            if request.client_index == client_index and request.arrival_time < arrived_before
+        ]
+
     # ------------------------------------------------------------------------ before the step
 
     def schedule(self, now: float) -> SchedulerOutput | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.errors import RequestFailedError, WireError
 from engine.step import WorkerStats
-from engine.wire import Message, SchedulerStats, UtilityCall, UtilityOutput
+from engine.wire import Message, Rank, SchedulerStats, Seconds, UtilityCall, UtilityOutput
 
 Directory = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
@@ -37,6 +37,14 @@ class Target(Protocol):
     def profile(self, is_start: bool, directory: str) -> None:
         """Start a profiler on every worker, or stop it, which writes the traces."""
 
+    def drop_client(self, client_index: int, arrived_before: float) -> int:
+        """Abort what an API server has sent that is gone. Returns how many requests that were.
+
+        Args:
+            client_index: of the API server; another may have it by now.
+            arrived_before: seconds since the epoch; what came later is the other one's.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -56,6 +64,11 @@ METHODS: Mapping[str, Method] = {
         tuple[bool, Directory],
         None,
         lambda target, is_start, directory: target.profile(is_start, directory),
+    ),
+    "drop_client": Method(
+        tuple[Rank, Seconds],
+        int,
+        lambda target, client_index, before: target.drop_client(client_index, before),
     ),
 }
 

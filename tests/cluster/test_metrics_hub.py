@@ -33,6 +33,14 @@ def ages(families: list[Family]) -> dict[str, float]:
     return {series.labels[0]: series.values[0] for series in family.series}
 
 
+def not_counted(value: float) -> list[Family]:
+    """One of an engine core, one of a process."""
+    return [
+        Family("engine_up", "gauge", "text", "max", (), [Series((), [value])]),
+        Family("process_cpu_seconds", "counter", "text", "each", (), [Series((), [value])]),
+    ]
+
+
 class World:
     """A hub and the other ends of its channels."""
 
@@ -216,3 +224,22 @@ def test_without_the_others_part_there_are_no_metrics(monkeypatch: pytest.Monkey
     with api_server() as (exchange, command):
         asyncio.run(scrape(exchange))
         assert command.receive() == Scrape(1)
+
+
+def test_what_a_dead_api_server_has_counted_stays() -> None:
+    """Counters do not fall when another one takes its place; what it saw of others, and what was of
+    its process, goes."""
+    world = World(2, LONG_S)
+    try:
+        world.hub.take(1, [*part(5.0), *not_counted(1.0)])
+        world.hub.drop(1)
+        world.hub.replace(1)
+        world.hub.ask(0, 1)
+        world.answer(0, 2.0)
+        world.answer(1, 1.0)
+        families = world.whole(0).families
+        assert total(families) == 8.0
+        assert {family.name for family in families} & {"engine_up", "process_cpu_seconds"} == set()
+        assert sorted(ages(families)) == ["0", "1"]
+    finally:
+        world.close()

@@ -23,6 +23,10 @@ class Recorder:
     def profile(self, is_start: bool, directory: str) -> None:
         self.calls.append((is_start, directory))
 
+    def drop_client(self, client_index: int, arrived_before: float) -> int:
+        self.calls.append((client_index, arrived_before))
+        return 3
+
 
 def test_a_call_arrives_with_its_arguments_and_its_result_returns() -> None:
     """What one side makes the other runs, and the answer has the call's id and type."""

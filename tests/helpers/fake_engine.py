@@ -321,6 +321,10 @@ class FakeEngine:
     def profile(self, is_start: bool, directory: str) -> None:
         """Nothing to trace."""
 
+    def drop_client(self, client_index: int, arrived_before: float) -> int:
+        """There is one client only."""
+        return 0
+
 
 def _logprobs(tokens: list[int], k: int | None, listed: tuple[int, ...] = ()) -> Logprobs | None:
     """Token t has log probability -t/10; the alternatives are tokens 97, 98, …, at -0.5, -1.5, …,

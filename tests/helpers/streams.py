@@ -81,6 +81,11 @@ class BackgroundStream:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"the stream has not ended: {self.events[-3:]}"
 
+    def joined_within(self, timeout_s: float) -> bool:
+        """Whether the stream has ended by then."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     @property
     def text(self) -> str:
         return "".join(e["choices"][0]["text"] for e in self.events if e.get("choices"))
