@@ -14,7 +14,7 @@ from tests.soak.service import Service
 
 logger = logging.getLogger(__name__)
 
-BACK_S = 120.0
+BACK_S = 180.0
 """And all is as before by then, on two cores and under load."""
 AFTER_S = 1.0
 """So much later clients may still hear of it."""

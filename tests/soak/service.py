@@ -65,8 +65,11 @@ class Service:
         """Start it; after the first time at the address that it had."""
         flags = ("--port", str(self._port), *self._flags)
         # A command that is killed cannot tidy up; the next start does.
-        self.server = self._stack.enter_context(running_server(self._model, *flags, env=self._env))
+        self.server = self._stack.enter_context(
+            running_server(self._model, *flags, env=self._env, is_ready_awaited=False)
+        )
         self.num_starts += 1
+        self.server.wait_ready(START_S)
         self._port = self.server.port
 
     def start_again(self) -> None:
