@@ -54,10 +54,12 @@ _RULES: dict[str, MergeRule] = {
     "cache_config_info": "max",
     "prefix_cache_queries": "max",
     "prefix_cache_hits": "max",
+    "prefix_cache_evictions": "max",
     "num_preemptions": "max",
     "dropped_messages": "max",
     "wire_dropped_messages": "sum",
     "wire_refused_connections": "sum",
+    "unauthorized_requests": "sum",
 }
 """How several API servers' metrics are merged. Those that are not here: counters and histograms are
 added up, gauges and all of the process are kept apart."""
@@ -301,6 +303,7 @@ class EngineMetrics:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.num_preemptions = 0
+        self.num_evictions = 0
         self.num_dropped = 0
         self.num_prompt_tokens = 0
         self.num_prompt_tokens_cached = 0
@@ -336,6 +339,7 @@ class EngineMetrics:
         self.num_prefix_queries += _grown(stats.prefix_cache_queries, last.prefix_cache_queries)
         self.num_prefix_hits += _grown(stats.prefix_cache_hits, last.prefix_cache_hits)
         self.num_preemptions += _grown(stats.num_preemptions, last.num_preemptions)
+        self.num_evictions += _grown(stats.num_evicted_blocks, last.num_evicted_blocks)
         self.num_dropped += _grown(stats.num_dropped_messages, last.num_dropped_messages)
 
 
@@ -355,6 +359,7 @@ _GAUGES = (
 _COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up", "num_prefix_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_prefix_hits"),
+    ("prefix_cache_evictions", "Cached blocks that made room for others", "num_evictions"),
     ("num_preemptions", "Requests preempted for lack of KV blocks", "num_preemptions"),
     ("dropped_messages", "Messages that broke the protocol, at the core", "num_dropped"),
     ("prompt_tokens", "Prompt tokens, computed or found", "num_prompt_tokens"),

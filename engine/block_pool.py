@@ -28,6 +28,8 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.num_freed = 0
         """Blocks that have become free so far."""
+        self.num_evicted = 0
+        """Of them, those whose content was forgotten for other content."""
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
@@ -125,6 +127,7 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of_hash[block_hash]
             self._hashes[block_id] = None
+            self.num_evicted += 1
 
     def validate(self, tables: Iterable[Sequence[int]]) -> None:
         """Check every invariant against the block tables of all requests. For tests."""

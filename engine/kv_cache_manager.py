@@ -54,6 +54,11 @@ class KVCacheManager:
         """Share of the usable blocks that requests hold, 0 to 1."""
         return self._pool.usage
 
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Cached blocks that have made room for others so far."""
+        return self._pool.num_evicted
+
     def num_missing_blocks(self, request: Request) -> int:
         """Blocks that `request` lacks to hold all its known tokens."""
         return -(-request.num_tokens // self._block_size) - len(request.block_ids)

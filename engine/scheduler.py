@@ -482,6 +482,7 @@ class Scheduler:
             kv_cache_usage=self._kv_cache.usage,
             num_dropped_messages=num_dropped_messages,
             num_by_client=self._num_by_client.copy(),
+            num_evicted_blocks=self._kv_cache.num_evicted_blocks,
             **msgspec.structs.asdict(self.counters),
         )
 

@@ -343,6 +343,8 @@ class SchedulerStats(Message, frozen=True):
     num_by_client: Counts = []
     """Requests that wait or run, by client index: an API server knows its own better. Clients that
     have none may be missing at the end."""
+    num_evicted_blocks: Count = 0
+    """Blocks of the prefix cache whose content had to make room."""
 
 
 NIL = msgspec.Raw(b"\xc0")

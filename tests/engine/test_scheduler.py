@@ -325,6 +325,25 @@ def test_prompt_logprobs_that_were_sent_do_not_cost_the_cache() -> None:
     assert len(engine.received["new"].prompt_logprobs) == 1
 
 
+@pytest.mark.row("S-48")
+def test_what_pushes_prefixes_out_is_counted() -> None:
+    """One tenant's prompts cost another his cached prefix, whatever their salts: it is computed
+    again, with the same answer, and the counter of evictions shows it."""
+    engine = make(num_blocks=4, block_size=4, max_model_len=16)
+    for turn, hits in (("first", 0), ("again", 8)):
+        engine.add(make_request(turn, [1] * 9, max_tokens=1, salt="a"))
+        engine.run()
+        assert engine.received[turn].num_cached_tokens == hits
+    assert engine.core.stats().num_evicted_blocks == 0
+    engine.add(make_request("other", [2] * 15, max_tokens=1, salt="b"))
+    engine.run()
+    assert engine.core.stats().num_evicted_blocks == 2
+    engine.add(make_request("late", [1] * 9, max_tokens=1, salt="a"))
+    engine.run()
+    assert engine.received["late"].num_cached_tokens == 0
+    assert engine.received["late"].token_ids == engine.received["first"].token_ids
+
+
 def test_reset_is_refused_while_blocks_are_held() -> None:
     """False, and everything is still found; when idle it forgets all."""
     engine = make(block_size=4)

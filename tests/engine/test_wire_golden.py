@@ -49,7 +49,7 @@ def u32(*values: int) -> np.ndarray:
 
 
 LOGPROBS = Logprobs(u32(7, 9).reshape(1, 2), np.asarray([[-0.5, -1.5]], dtype="<f4"), u32(1))
-STATS = SchedulerStats(1, 2, 0.25, 3, 4, 5, 6, 7, 8, 9, [2, 0, 1])
+STATS = SchedulerStats(1, 2, 0.25, 3, 4, 5, 6, 7, 8, 9, [2, 0, 1], 10)
 OUTPUT = EngineCoreOutput(
     "r",
     pack_tokens([7]),
@@ -189,15 +189,15 @@ EXAMPLES: list[tuple[Message | SamplingParams | RepetitionDetection | ThinkingBu
         "08000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff80000000000009202cb40"
         "04000000000000920302a56361757365c0c0",
     ),
-    (STATS, "9b0102cb3fd00000000000000304050607080993020001"),
+    (STATS, "9c0102cb3fd000000000000003040506070809930200010a"),
     (UtilityOutput(9, None, msgspec.Raw(b"\xc3")), "9309c0c3"),
     (UtilityOutput(9, "no"), "9309a26e6fc0"),
     (
         EngineCoreOutputs(0, 1, [OUTPUT], STATS, 2.5, UtilityOutput(9), ["r"], 1, 2),
         "9900019195a172c404070000000002989393a33c7534920102c408070000000900000093a33c6634"
         "920102c408000000bf0000c0bf93a33c75349101c40401000000c0c0929201cb3ff8000000000000"
-        "9202cb4004000000000000920302a56361757365c0c09b0102cb3fd0000000000000030405060708"
-        "0993020001cb40040000000000009309c0c091a1720102",
+        "9202cb4004000000000000920302a56361757365c0c09c0102cb3fd0000000000000030405060708"
+        "09930200010acb40040000000000009309c0c091a1720102",
     ),
     (EngineCoreOutputs(0, 1), "99000190c0cb0000000000000000c0c0c0c0"),
     (Heartbeat(0, 1, 2, 3, Phase.EXECUTE), "950001020303"),
