@@ -2,7 +2,8 @@
 
 `tests/data/rows.json` has the faults (F-…) and attacks (S-…), a line each; a test names those that
 it proves with `@pytest.mark.row("F-29")`. `python -m tests.rows` prints the map, and `--write` puts
-its faults into docs/reliability.md, where `test_rows.py` looks for them.
+the faults into docs/reliability.md, where `test_rows.py` looks for them, and the attacks into
+docs/security.md.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from tests.bench.document import write_into
 
 TESTS = Path(__file__).parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
+SECURITY = TESTS.parent / "docs" / "security.md"
 ROWS: dict[str, str] = json.loads((TESTS / "data" / "rows.json").read_text(encoding="utf-8"))
 
 REASONS: dict[str, str] = {
@@ -78,17 +80,18 @@ def as_list(kind: str) -> str:
     return "\n".join(lines)
 
 
-def section() -> str:
-    """What docs/reliability.md has between its two marks, these included."""
-    return f"{BEGIN}\n\n{as_list('F')}\n\n{END}\n"
+def section(kind: str) -> str:
+    """What the document of a kind has between its two marks, these included."""
+    return f"{BEGIN}\n\n{as_list(kind)}\n\n{END}\n"
 
 
 def main() -> None:
     """Print the map, or write it."""
     parser = argparse.ArgumentParser(prog="python -m tests.rows", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="into the documents")
     if parser.parse_args().write:
-        write_into(DOCUMENT, section())
+        write_into(DOCUMENT, section("F"))
+        write_into(SECURITY, section("S"))
     else:
         sys.stdout.write(f"{as_list('F')}\n{as_list('S')}\n")
 
