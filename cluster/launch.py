@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,6 +53,9 @@ logger = logging.getLogger(__name__)
 _EXECUTOR_SPEAKS_FIRST_S = 10.0
 """Workers that load too slowly are named by their executor, at --startup-timeout; the API server,
 which knows less, gives it time to say so."""
+
+_EXIT_CODE_S = 3.0
+"""How long an engine core may take from its last words to its end, which is quicker."""
 
 PATIENCE_S = 4.0
 """How long engine cores may take to end when they are asked to."""
@@ -185,13 +189,25 @@ class _Server:
         not waited for: they die with them. One that hangs will not hear us."""
         if self._replacer is not None:
             self._replacer.close()
-        self._engines.close(PATIENCE_S if self.front.heeds_stop else 0.0, is_urgent)
+        heeds_stop = self.front.heeds_stop
+        if self.front.death is not None and not heeds_stop:
+            self._await_exit_code(is_urgent)
+        self._engines.close(PATIENCE_S if heeds_stop else 0.0, is_urgent)
         sweep(self._folder.path.parent)  # a core that had to be killed may have left its own
 
     @property
     def last_seen(self) -> list[str]:
         """What each engine core was doing when it was last heard of."""
         return [self.front.last_seen(i) for i in range(self._config.topology.num_engines)]
+
+    def _await_exit_code(self, is_urgent: Callable[[], bool]) -> None:
+        """A core that cannot start says so before it ends its workers, and its exit code says
+        whose mistake it is: it would be lost if we killed it in between."""
+        deadline = time.monotonic() + _EXIT_CODE_S
+        while all(code is None for code in self._engines.exit_codes) and not is_urgent():
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.02)
 
     def judge(self, code: int) -> int:
         """The exit code, or a mistake of the user's as such."""

@@ -251,9 +251,10 @@ def startup(**flags: Any) -> None:
 
 @bench.command(cls=GroupedCommand)
 @_length("--rounds", 1000, "Messages of each kind in a repeat.")
+@_length("--prompt-tokens", 128, "Of a request; 256 make a message of 1 KiB.")
 @_repeats(3)
 @_with_results
-def wire(rounds: int, repeats: int, **flags: Any) -> None:
+def wire(rounds: int, prompt_tokens: int, repeats: int, **flags: Any) -> None:
     """Time API server to engine core and back.
 
     Over ipc, TCP and encrypted TCP, one message at a time; and the codec by itself.
@@ -262,7 +263,7 @@ def wire(rounds: int, repeats: int, **flags: Any) -> None:
     from cluster.bench.results import emit
     from cluster.bench.wire import measure_wire
 
-    emit(measure_wire(rounds, repeats), output)
+    emit(measure_wire(rounds, repeats, prompt_tokens), output)
 
 
 @bench.command(cls=GroupedCommand)

@@ -2,9 +2,9 @@
 
 The client of an API server, and a real engine process over workers that answer at once. Over ipc,
 over TCP on loopback, and over TCP as it is between nodes, encrypted. A call is the smallest message
-each way (UTILITY `reset_prefix_cache`). A request is ADD of 128 tokens up to its first output,
-through the scheduler. Each round does one of both on each wire, one after the other, so that all
-have the same machine.
+each way (UTILITY `reset_prefix_cache`). A request is ADD of 128 tokens (or as many as are asked
+for: 256 make 1 KiB) up to its first output, through the scheduler. Each round does one of both on
+each wire, one after the other, so that all have the same machine.
 """
 
 import asyncio
@@ -43,25 +43,25 @@ class Trips:
     requests: list[float] = field(default_factory=list)
 
 
-def measure_wire(rounds: int, repeats: int) -> Results:
+def measure_wire(rounds: int, repeats: int, prompt_tokens: int = PROMPT_TOKENS) -> Results:
     figures: dict[str, list[list[float]]] = defaultdict(list)
     with machine.watch() as load:
         for _ in range(repeats):
-            for trips in measure_trips(rounds):
+            for trips in measure_trips(rounds, prompt_tokens):
                 figures[f"call, {trips.wire}"].append(trips.calls)
                 figures[f"request to first output, {trips.wire}"].append(trips.requests)
             for name, samples in codec_times.measure().items():
                 figures[name].append(samples)
     return Results(
         "wire",
-        {"rounds": rounds, "repeats": repeats, "prompt_tokens": PROMPT_TOKENS},
+        {"rounds": rounds, "repeats": repeats, "prompt_tokens": prompt_tokens},
         [Measured(name, "µs", samples) for name, samples in figures.items()],
         load,
         notes=["`as lists` is msgspec alone, with token ids as a list of integers"],
     )
 
 
-def measure_trips(num_rounds: int) -> list[Trips]:
+def measure_trips(num_rounds: int, prompt_tokens: int = PROMPT_TOKENS) -> list[Trips]:
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         contextlib.ExitStack() as stack,
@@ -74,7 +74,7 @@ def measure_trips(num_rounds: int) -> list[Trips]:
             "TCP, encrypted": encrypted.api_server(),
         }
         clients = {name: stack.enter_context(_client(each)) for name, each in wires.items()}
-        return runner.run(_measure(clients, num_rounds))
+        return runner.run(_measure(clients, num_rounds, prompt_tokens))
 
 
 @contextlib.contextmanager
@@ -97,13 +97,15 @@ def _client(wires: ServerWires) -> Iterator[EngineClient]:
         engine.join()
 
 
-async def _measure(clients: dict[str, EngineClient], num_rounds: int) -> list[Trips]:
+async def _measure(
+    clients: dict[str, EngineClient], num_rounds: int, prompt_tokens: int
+) -> list[Trips]:
     for client in clients.values():
         await client.wait_ready(_START_TIMEOUT_S)
     results = {name: Trips(name) for name in clients}
     for number in range(_NUM_WARM_UP + num_rounds):
         for name, client in clients.items():
-            call_us, request_us = await _call(client), await _request(client, number)
+            call_us, request_us = await _call(client), await _request(client, number, prompt_tokens)
             if number >= _NUM_WARM_UP:
                 results[name].calls.append(call_us)
                 results[name].requests.append(request_us)
@@ -116,8 +118,8 @@ async def _call(client: EngineClient) -> float:
     return (time.perf_counter() - began) * 1e6
 
 
-async def _request(client: EngineClient, number: int) -> float:
-    prompt = np.random.default_rng(number).integers(0, 5, PROMPT_TOKENS, dtype=np.uint32)
+async def _request(client: EngineClient, number: int, prompt_tokens: int) -> float:
+    prompt = np.random.default_rng(number).integers(0, 5, prompt_tokens, dtype=np.uint32)
     request = make_request(f"request-{number}", prompt, max_tokens=1)
     began = time.perf_counter()
     stream = client.stream(request)
