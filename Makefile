@@ -5,9 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
+IMAGE ?= raywire:demo
+EXTRAS ?= demo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster test test-slow test-gpu soak lint bench clean
+.PHONY: help demo demo-cluster test test-slow test-gpu soak manifests image lint bench clean
 
 help:
 	@echo 'make demo          serve a small real model here and show a streamed answer (PORT=8000)'
@@ -18,6 +20,8 @@ help:
 	@echo 'make test-gpu      what only a CUDA device can prove'
 	@echo 'make soak          30 minutes of load with a fault a minute; SOAK="--minutes 3 --seed 7"'
 	@echo 'make bench         speed and memory; VLLM=VENV/bin/python measures vLLM in turns with it'
+	@echo 'make image         a container image (IMAGE=raywire:demo EXTRAS=demo)'
+	@echo 'make manifests     the files in k8s/, anew'
 	@echo 'make clean         remove .venv and what the tools have cached'
 
 $(BIN)/python:
@@ -57,6 +61,12 @@ test-gpu: $(VENV)/dev.stamp
 
 soak: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.soak --write $(SOAK)
+
+manifests: $(VENV)/demo.stamp
+	PATH="$(abspath $(BIN)):$$PATH" k8s/render.sh
+
+image:
+	docker build --build-arg EXTRAS=$(EXTRAS) --tag $(IMAGE) .
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.bench $(if $(VLLM),--vllm-python $(VLLM)) $(BENCH)

@@ -157,6 +157,25 @@ def postmortem(folder: Path | None, is_json: bool) -> None:
         click.echo(examination.render(run, report), nl=False)
 
 
+@cli.command()
+@click.option("--port", default=8000, show_default=True, help="The server's HTTP port.")
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
+def drain(port: int, timeout_s: float) -> None:
+    """End the server on a port of this machine in order, and wait until it has ended.
+
+    As SIGTERM does: no new requests, running ones have the server's --shutdown-timeout. For hooks
+    that know no process id, such as Kubernetes' preStop. Exit codes: 0 it has ended, or there is
+    none; 1 it still runs.
+    """
+    from cluster import drain as draining
+
+    servers = draining.find(port)
+    if not servers:
+        click.echo(f"no server of this user on port {port}")
+    if pids := draining.drain(servers, timeout_s):
+        raise ServerError(f"still running after {timeout_s:g} s: pid {', '.join(map(str, pids))}")
+
+
 @cli.command("limits")
 @click.option("--json", "is_json", is_flag=True, help="JSON, for machines.")
 def show_limits(is_json: bool) -> None:

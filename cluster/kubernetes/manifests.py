@@ -160,7 +160,8 @@ def _head_template(deployment: Deployment) -> Document:
 def pre_stop(deployment: Deployment) -> str:
     """What the head runs before it is stopped: the endpoint is taken out everywhere, then the
     server drains."""
-    return f"sleep {PRE_STOP_S}; raywire drain --timeout {deployment.sizes.job_stop_s}"
+    drain = f"raywire drain --port {deployment.port} --timeout {deployment.sizes.job_stop_s}"
+    return f"sleep {PRE_STOP_S}; {drain}"
 
 
 def worker_pre_stop(sizes: Sizes) -> str:

@@ -202,7 +202,7 @@ def test_time_to_end_covers_the_drain() -> None:
     assert head["terminationGracePeriodSeconds"] < worker["terminationGracePeriodSeconds"]
     [container] = head["containers"]
     assert (
-        f"raywire drain --timeout {job_stop_s}"
+        f"raywire drain --port 8000 --timeout {job_stop_s}"
         in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     )
 
