@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cluster.ray_head import watch_head
 from cluster.ray_reservation import Reservation
 from cluster.ray_session import RaySession, connect
 from engine.errors import ServerError
@@ -56,7 +57,12 @@ class RayLease:
 
     def connect(self, address: str | None, *, num_cpus: int) -> Reservation:
         """Connect, and have nothing reserved yet. Arguments as in `ray_session.connect`."""
-        self._session = connect(address, num_cpus=num_cpus)
+        session = self._session = connect(address, num_cpus=num_cpus)
+        if not session.is_ours:  # our own is on this machine
+            head = session.ray.get_runtime_context().gcs_address
+            threading.Thread(
+                target=watch_head, args=(head, self.wait_closed), name="ray-head", daemon=True
+            ).start()
         self._room = Reservation(self._session, self.check_open, f"raywire-{os.getpid()}")
         return self._room
 
