@@ -15,8 +15,10 @@ import itertools
 import json
 import re
 import secrets
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -220,3 +222,62 @@ def _start_node(cluster: RayCluster, host: Host, num_cpus: int, *flags: str) -> 
 
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+class HostServer:
+    """A server that runs on a host as a command, not as a job. Ask it in a `network()`."""
+
+    def __init__(
+        self, host: Host, process: "subprocess.Popen[bytes]", log: Path, port: int
+    ) -> None:
+        self.host = host
+        self.process = process
+        self.url = f"http://{_bracketed(host.address)}:{port}"
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def http(self) -> httpx.Client:
+        """A client of this server; close it."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def wait_for_log(self, pattern: str, timeout_s: float = 90.0) -> None:
+        """Wait until its log has `pattern`, as long as it runs."""
+
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None
+            found = re.search(pattern, self.log) is not None
+            assert found or not has_ended, f"ended before {pattern!r}:\n{self.log}"
+            return found
+
+        try:
+            wait_for(is_there, f"{pattern!r} in the log", timeout_s, interval_s=0.1)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log}") from None
+
+
+@contextlib.contextmanager
+def serving_on(
+    host: Host, folder: Path, *flags: str, port: int, env: Mapping[str, str] | None = None
+) -> Iterator[HostServer]:
+    """`raywire serve flags` on a host, ready; killed with the block, if it still runs.
+
+    Args:
+        host: where it runs.
+        folder: where its log goes.
+        flags: model and flags.
+        port: of its endpoint.
+        env: of the command.
+    """
+    log = folder / f"server-{port}.log"
+    command = ("python", "-m", "cluster", "serve", *flags, "--port", str(port))
+    process = host.popen(*command, env={**ENVIRONMENT, **(env or {})}, log=log)
+    server = HostServer(host, process, log, port)
+    try:
+        server.wait_for_log("ready total=")
+        yield server
+    finally:
+        process.terminate()
+        process.wait(30)
