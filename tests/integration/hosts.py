@@ -126,6 +126,8 @@ class Host:
         self.address = self.address6 if is_ipv6 else self.address4
         self.tmp = tmp
         """Its temporary folder. Other hosts have another one under the same name."""
+        self.is_up = True
+        """Until it crashes."""
 
         self._namespaces = namespaces
         self._switch = switch
@@ -226,6 +228,7 @@ class Host:
 
     def crash(self) -> None:
         """Kill everything that runs on it, at once. Idempotent."""
+        self.is_up = False
         self._namespaces.end()
         for process in self._running:
             process.wait(10)
