@@ -256,8 +256,9 @@ def test_output_is_cached_as_well() -> None:
     assert engine.received["turn 2"].num_cached_tokens == 12  # the 13th token was never computed
 
 
+@pytest.mark.row("S-46")
 def test_salts_keep_tenants_apart() -> None:
-    """S-46: an identical prompt under another salt, or none, finds nothing; the same salt does."""
+    """An identical prompt under another salt, or none, finds nothing; the same salt does."""
     engine = make(block_size=4)
     for name, salt in (("1@a", "a"), ("2@b", "b"), ("3@", None), ("4@a", "a")):
         engine.add(make_request(name, 12, salt=salt, max_tokens=1))

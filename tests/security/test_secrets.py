@@ -1,6 +1,8 @@
 """Keys are nowhere but where they are compared: not in arguments, environments, logs, metrics,
 answers or files."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from cluster.cli import _arguments_on_nodes, serve
 from cluster.config import EngineOptions, ServeConfig
 from cluster.environment import Environment
 from cluster.secret_arguments import redacted
-from tests.helpers.server import Server, running_server
+from tests.helpers.server import ROOT, Server, running_server
 
 ON_LINE, IN_FILE, IN_VARIABLE = "sk-line-5d0c", "sk-file-5d0c", "sk-variable-5d0c"
 ADMIN = "sk-admin-5d0c"
@@ -106,6 +108,27 @@ def test_a_command_line_is_shown_without_its_keys() -> None:
     header = ["bench", "serve", "--header", "Authorization=Bearer k"]
     assert redacted(header) == ["bench", "serve", "--header", "***"]
     assert redacted(["serve", "m"]) == ["serve", "m"]
+
+
+@pytest.mark.row("S-08")
+def test_ray_names_a_job_without_its_keys() -> None:
+    """Its dashboard shows the command line of the process that connects; by then it is hidden, and
+    `ps` shows the same."""
+    script = (
+        "import sys; from cluster.secret_arguments import hide; hide(sys.argv[1:]);"
+        "from ray._private.utils import get_entrypoint_name as name; print(name());"
+        "print(open('/proc/self/cmdline').read())"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, "serve", "m", "--api-key", ON_LINE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert shown.count("raywire serve m --api-key ***") == 2
+    assert ON_LINE not in shown
 
 
 @pytest.mark.row("S-08")
