@@ -66,6 +66,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_send_deadline()
         self._abandon_requests()
         super().connection_lost(exc)
+        # uvicorn lets its timer of a connection that was reset hold all of it for another 75 s.
+        self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         self._num_head_bytes += len(data)

@@ -395,11 +395,13 @@ def test_wrong_method_is_a_405_with_allow(
     [
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
         ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
         ({"content-type": "application/json; charset=utf-8"}, 400),
         ({"content-type": "application/problem+json"}, 400),
     ],
 )
+@pytest.mark.row("S-36", "S-37")
 def test_body_must_be_plain_json(server: HttpServer, headers: dict[str, str], status: int) -> None:
     """Another content type or a compressed body is a 415; JSON goes on to be checked."""
     response = server.http.post("/v1/completions", content=b"{}", headers=headers)
@@ -407,6 +409,7 @@ def test_body_must_be_plain_json(server: HttpServer, headers: dict[str, str], st
     check_shape(response, status)
 
 
+@pytest.mark.row("F-34", "S-36")
 def test_invalid_content_length_body_over_the_limit_is_refused_unread(server: HttpServer) -> None:
     """9 MiB announced: 413 before the body is read, and the connection is closed."""
     body = b'{"prompt": "' + b"x" * (9 << 20) + b'"}'
@@ -420,6 +423,7 @@ def test_invalid_content_length_body_over_the_limit_is_refused_unread(server: Ht
     assert response.headers["connection"] == "close"
 
 
+@pytest.mark.row("F-34", "S-36")
 def test_chunked_body_over_the_limit_is_refused_while_it_is_read(server: HttpServer) -> None:
     """No length announced: 413 as soon as it is too long, whatever may still come."""
 

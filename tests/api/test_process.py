@@ -117,6 +117,7 @@ def test_broken_tokenizer_is_a_config_error(tmp_path: Path) -> None:
             server.join()
 
 
+@pytest.mark.row("F-52")
 def test_signal_during_the_start_ends_it() -> None:
     """Whatever the start is waiting for."""
     with serving(waits_until_ready=False, engine_options={"is_ready": False}) as server:
@@ -176,6 +177,7 @@ def test_drain_cuts_what_takes_too_long() -> None:
         assert len(server.engine.aborted) == 1
 
 
+@pytest.mark.row("F-50")
 def test_second_signal_ends_a_drain_at_once() -> None:
     """However long the first one would have let it last."""
     with streaming(shutdown_timeout_s=600.0, step_s=0.02) as (server, stream):
@@ -223,6 +225,7 @@ def send_half_a_body(server: HttpServer) -> socket.socket:
     return connection
 
 
+@pytest.mark.row("F-32")
 def test_body_that_does_not_come_is_given_up() -> None:
     """With a 408, and the connection is closed."""
     with serving(body_timeout_s=0.2) as server, send_half_a_body(server) as connection:
@@ -247,6 +250,7 @@ def test_unfinished_bodies_are_bounded_together() -> None:
         assert refused[0].recv(1 << 16).startswith(b"HTTP/1.1 503 ")
 
 
+@pytest.mark.row("F-50")
 def test_drain_does_not_wait_for_a_body() -> None:
     """However long a drain may last: who has not said what it wants gets a 503."""
     with serving(shutdown_timeout_s=600.0) as server, send_half_a_body(server) as connection:
@@ -369,6 +373,7 @@ def test_hung_engine_is_a_dead_engine() -> None:
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.row("F-29")
 def test_disconnect_aborts(is_streamed: bool, is_running: bool) -> None:
     """While tokens come, and while the request is still queued; all n of them."""
     with serving(endless_answer, engine_options={"step_s": 0.005}) as server:
@@ -478,6 +483,7 @@ def test_failure_after_the_first_token_is_one_event_and_the_end() -> None:
         assert '"code":"request_failed"' in last
 
 
+@pytest.mark.row("F-34")
 def test_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
     """7 MB of text for a model that takes 1000 tokens: 400 at once."""
     with serving() as server:
@@ -489,6 +495,7 @@ def test_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
         assert time.monotonic() - began < 5.0  # tokenizing it takes a quarter of a minute
 
 
+@pytest.mark.row("F-34")
 def test_long_prompts_hold_nobody_up() -> None:
     """Four of them are tokenized for seconds; probes and short prompts are answered meanwhile."""
     with serving(engine_options={"max_model_len": 10_000_000}) as server:

@@ -198,6 +198,7 @@ def test_death_of_the_command(slow_model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("F-50")
 def test_a_stop_lets_streams_of_all_api_servers_end(slow_model: Path) -> None:
     """SIGTERM drains; new requests are refused meanwhile; exit code 0."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:
@@ -230,6 +231,7 @@ def test_a_crash_while_draining_is_told(slow_model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("F-50")
 def test_a_second_signal_cuts_streams(slow_model: Path) -> None:
     """Each gets its end, without waiting for the time that a drain may take."""
     with running_server(str(slow_model), "-dp", "2", "--served-model-name", "m") as server:

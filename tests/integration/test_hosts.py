@@ -261,6 +261,7 @@ def test_a_cut_link_holds_streams_up_and_no_more(server: ClusterServer) -> None:
         assert client.get("/health").status_code == 200
 
 
+@pytest.mark.row("F-50")
 def test_job_stop_drains_and_leaves_nothing(cluster: RayCluster, slow_model: Path) -> None:
     """The running streams of both ranks end as if nothing were; then no actor, placement group,
     process, segment or file is left on any host."""

@@ -117,6 +117,7 @@ def test_an_external_server_runs_its_own_rank(nodes: RayNodes) -> None:
         assert complete(server, **{"X-data-parallel-rank": "1"}) == "hello"
 
 
+@pytest.mark.row("F-52")
 def test_a_stop_while_the_model_loads_leaves_nothing(nodes: RayNodes) -> None:
     """Actors in the middle of a load are not waited for."""
     flags = (*TWO_RANKS, "--ray-address", nodes.address)

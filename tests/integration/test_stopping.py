@@ -21,6 +21,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_slow_model(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.row("F-50")
 def test_sigterm_drains(slow_model: Path) -> None:
     """Readiness goes at once, new requests get 503, the running stream ends as if nothing were."""
     with running_server(str(slow_model), "--served-model-name", "m") as server:
@@ -45,6 +46,7 @@ def test_sigterm_drains(slow_model: Path) -> None:
 @pytest.mark.parametrize(
     "signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
+@pytest.mark.row("F-50")
 def test_a_signal_to_the_whole_group_drains_too(slow_model: Path, signum: signal.Signals) -> None:
     """As `timeout` and systemd send it, or a terminal that closes: engine core and workers leave it
     to the API server."""
@@ -60,6 +62,7 @@ def test_a_signal_to_the_whole_group_drains_too(slow_model: Path, signum: signal
         assert "first cause" not in server.log
 
 
+@pytest.mark.row("F-50")
 def test_what_does_not_end_in_time_is_ended(slow_model: Path) -> None:
     """After --shutdown-timeout the stream gets a terminal event, and the exit code is still 0."""
     flags = ("--served-model-name", "m", "--shutdown-timeout", "0.5")
@@ -96,6 +99,7 @@ def test_ctrl_c_leaves_nothing(slow_model: Path, num_interrupts: int) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.row("F-52")
 def test_stopping_while_loading() -> None:
     """A signal before the server is ready ends it at once and in order: without a warning that
     something would not end, and nothing is left."""
