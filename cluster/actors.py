@@ -2,7 +2,7 @@
 
     ray::EngineCore_DP0         EngineActor: the same core as a child process (`engine/process.py`)
     └── RAYWIRE::Worker_…       its workers: local child processes, as everywhere
-    ray::DPCoordinator          CoordinatorActor: `coordinator_process`, on the command's node
+    ray::DPCoordinator          CoordinatorActor (`coordinator_actor`), on the command's node
 
 Ray titles an actor's process by its class, so every rank gets a class of its own name. Its main
 thread and its signals are Ray's: the core runs on the thread of the long call `run`, and is ended
@@ -19,21 +19,19 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster import environment
 from cluster.command_watch import ProcessIdentity, end_with
-from cluster.coordinator_process import CoordinatorServer
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, resolve_portable
 from cluster.run_folder import runs_folder
 from cluster.wire_reach import check_reach
 from engine import log, run_log
-from engine.bound import CoordinatorWires, bind_tcp
-from engine.config import CoordinatorAddresses, EngineConfig
+from engine.config import EngineConfig
 from engine.curve import CurveKeys
 from engine.errors import EXIT_CONFIG, ConfigError
 from engine.process import EngineProcess
@@ -166,64 +164,6 @@ class EngineActor:
             start_timeout_s=max(_LEAST_S, round(deadline.left_s, 1)),
         )
         return dataclasses.replace(config, executor=executor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorStart:
-    """All that the coordinator is given."""
-
-    wires: CoordinatorWires | None
-    """The names of ipc sockets; None: TCP."""
-
-    host: str | None
-    """The address to bind over TCP, with a key pair of its own."""
-
-    port_range: tuple[int, int] | None
-    num_engines: int
-    log_level: str
-    run_folder: str | None
-    command: ProcessIdentity | None
-    """The command's process, on the same node."""
-
-
-class CoordinatorActor:
-    """The DP coordinator, with its sockets."""
-
-    def __init__(self, start: CoordinatorStart) -> None:
-        log.configure("DPCoordinator", start.log_level)
-        run_log.keep(start.run_folder, "DPCoordinator", catches_crashes=False)
-        if start.command is not None:
-            end_with(start.command)
-        self._server = CoordinatorServer(start.wires or _bind(start), start.num_engines)
-
-    def describe(self) -> Site:
-        return Site(pid=os.getpid())
-
-    def bind(self, api_server_keys: Sequence[bytes]) -> CoordinatorAddresses:
-        addresses = self._server.bind()
-        self._server.allow(api_server_keys)
-        return addresses
-
-    def allow(self, public_keys: Sequence[bytes]) -> None:
-        """Admit engine cores with these keys."""
-        self._server.allow(public_keys)
-
-    def run(self) -> End:
-        """Serve until `stop`. An exception is Ray's to carry: the command logs it."""
-        self._server.run()
-        return End(exit_code=0)
-
-    def stop(self) -> None:
-        """End `run`. Returns at once."""
-        self._server.stop()
-
-
-def _bind(start: CoordinatorStart) -> CoordinatorWires:
-    assert start.host is not None
-    request, output, publish = (bind_tcp(start.host, start.port_range) for _ in range(3))
-    return CoordinatorWires(
-        request=request, output=output, publish=publish, keys=CurveKeys.generate()
-    )
 
 
 def adopt(variables: Mapping[str, str]) -> None:

@@ -99,6 +99,10 @@ class WireBinder:
             undo.pop_all()
         return wires
 
+    def private_file(self, name: str) -> str:
+        """The path of a file that lies beside the sockets, and is there as long as they are."""
+        return str(self._folder.path / name)
+
     def _bind(self, name: str, undo: contextlib.ExitStack) -> BoundSocket:
         if self._host is None:
             return self._folder.socket(name)

@@ -14,17 +14,16 @@ actor: on its node, if that can be reached, else elsewhere (`ray_relocation`). N
 Ray has noticed that the old one is gone; should it come back, API servers fence it.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cluster.actors import (
-    CoordinatorActor,
-    CoordinatorStart,
     EngineActor,
     EngineStart,
     make_actor_class,
@@ -38,11 +37,11 @@ from cluster.engine_group import Reach
 from cluster.model_on_node import PortableModel, make_portable
 from cluster.placement import Placement, RankPlace, demand_of
 from cluster.ray_actors import GLANCE_S, KILL_S, RUNTIME_ENV, Actor, answers, summarize
+from cluster.ray_coordinator import RayCoordinator
 from cluster.ray_lease import RayLease
 from cluster.ray_watch import EndWatch
-from engine import run_log
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
-from engine.errors import EXIT_CONFIG, EXIT_FAILED, RaywireError, ServerError
+from engine.errors import EXIT_CONFIG, EXIT_FAILED, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class RayEngines:
         """The latest of each rank."""
         self._refusals: dict[int, set[str]] = {}
         """By engine core: ids of nodes where it cannot run, as was found after the start."""
-        self._coordinator: Actor | None = None
+        self._coordinator = RayCoordinator(config, self._lease)
 
     # ----------------------------------------------------------------------------------- placing
 
@@ -126,41 +125,7 @@ class RayEngines:
         if not self._config.topology.num_coordinators:
             return None
         with self._lease.step():
-            start = CoordinatorStart(
-                # Listening sockets cannot travel to an actor: over TCP it binds its own.
-                wires=binder.coordinator() if self._host is None else None,
-                host=self._host,
-                port_range=self._config.wire_port_range,
-                num_engines=self._config.topology.num_engines,
-                log_level=self._config.log_level,
-                run_folder=run_log.folder(),
-                command=identify(os.getpid()),
-            )
-            actor = self._coordinator = self._make_coordinator(start)
-            calls = [
-                actor.handle.bind.remote(list(api_server_keys)),
-                actor.handle.describe.remote(),
-            ]
-            addresses, site = self._answers([actor, actor], calls, deadline)
-            actor.pid = site.pid
-            actor.run = actor.handle.run.remote()
-            logger.info("started %s", actor)
-            assert isinstance(addresses, CoordinatorAddresses)
-            return addresses
-
-    def _make_coordinator(self, start: CoordinatorStart) -> Actor:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        session = self._lease.session
-        title = "DPCoordinator"
-        options = {
-            "num_cpus": 0,
-            "runtime_env": RUNTIME_ENV,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(session.node_id, soft=False),
-        }
-        made = make_actor_class(session.ray, CoordinatorActor, title)
-        handle = made.options(**options).remote(start)
-        return Actor(kind="coordinator", title=title, node=str(session), handle=handle)
+            return self._coordinator.start(binder, self._host, api_server_keys, deadline)
 
     def start(
         self,
@@ -230,9 +195,7 @@ class RayEngines:
         if not keys:
             return
         self._allow(keys)
-        if self._coordinator is not None:
-            call = self._coordinator.handle.allow.remote(keys)
-            self._answers([self._coordinator], [call], deadline)
+        self._coordinator.allow(keys, deadline)
 
     def _answers(
         self, actors: Sequence[Actor], calls: Sequence[Any], deadline: Deadline
@@ -245,12 +208,23 @@ class RayEngines:
         self._watch.watch(self._lease.ray, [a for a in self._actors() if a.run is not None])
 
     def restart(self, engine_index: int, epoch: int) -> None:
+        with self._replacing():
+            self._restart(engine_index, epoch)
+
+    def restart_coordinator(self, epoch: int) -> None:
+        with self._replacing():
+            self._coordinator.restart(epoch)
+            self._watch.watch(self._lease.ray, self._actors()[-1:])
+
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """A step of the lease, in which a failure is one to be tried again."""
         with self._lease.step():
             try:
-                self._restart(engine_index, epoch)
-            except RaywireError:
+                yield
+            except ServerError:
                 raise
-            except Exception as error:  # Ray's own, where its head is gone
+            except Exception as error:  # Ray's own, where its head is gone, or a node's refusal
                 raise ServerError(f"Ray cannot start it anew: {summarize(error)}") from error
 
     def _restart(self, engine_index: int, epoch: int) -> None:
@@ -276,9 +250,6 @@ class RayEngines:
         )
         kill.start()
         kill.join(_LOST_S)
-
-    def restart_coordinator(self, epoch: int) -> None:
-        raise NotImplementedError("no --on-engine-death replace on a Ray cluster")
 
     @property
     def exit_codes(self) -> list[int | None]:
@@ -311,8 +282,9 @@ class RayEngines:
         self._watch.join(KILL_S)
 
     def _actors(self) -> list[Actor]:
-        coordinator = [] if self._coordinator is None else [self._coordinator]
-        return [*self._engines, *coordinator]
+        """The latest ones; the coordinator, if there is one, is the last."""
+        coordinator = self._coordinator.actor
+        return [*self._engines, *([] if coordinator is None else [coordinator])]
 
 
 def _on_node(config: EngineConfig, num_local_engines: int) -> EngineConfig:

@@ -87,6 +87,28 @@ def on_rank(server: Server, rank: int, **fields: object) -> BackgroundStream:
     return BackgroundStream(server, {"X-data-parallel-rank": str(rank)}, **fields)
 
 
+@pytest.mark.row("F-09")
+def test_a_killed_coordinator_is_replaced_where_it_was(
+    server: Server, nodes: RayNodes, pipe: Path
+) -> None:
+    """At its ports and with its keys: streams do not notice, and a rank that is replaced after it
+    is let in by the new one."""
+    [victim] = nodes.processes("ray::DPCoordinator")
+    prompt = "".join(random.Random(9).choices("abcdefgh", k=300))
+    stream = on_rank(server, 0, prompt=prompt, max_tokens=400)
+    assert stream.started.wait(30)
+
+    os.kill(victim.pid, signal.SIGKILL)
+    stream.join(60)
+    assert (stream.text, stream.errors) == (prompt, [])
+    server.wait_for_log(rf"first cause: coordinator DPCoordinator node=.* pid={victim.pid} died")
+    wait_for(lambda: len(re.findall("started coordinator", server.log)) == 2, "another", RETURN_S)
+    test_a_killed_actor_is_a_pause(server, nodes, pipe, kill_process)
+    [successor] = nodes.processes("ray::DPCoordinator")
+    assert successor.pid != victim.pid
+    assert "refused a connection" not in server.log
+
+
 def test_what_is_left_is_what_serves(server: Server, nodes: RayNodes) -> None:
     """After all that: two engine cores, their workers and the coordinator, and a place for each
     rank."""
