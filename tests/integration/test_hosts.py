@@ -5,8 +5,10 @@ links that can be cut. One cluster serves all tests but the one of IPv6, and mos
 server. Each test runs in the network of the head, where the server's address is reached.
 """
 
+import itertools
 import json
 import re
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +233,31 @@ def test_tokens_travel_on_the_wires_alone(server: ClusterServer) -> None:
     on_wires, on_others = wires_after - wires_before, others_after - others_before
     assert on_wires > 400 * 20  # an output of one token has more bytes than that
     assert on_others < on_wires / 4, (on_wires, on_others)
+
+
+@pytest.mark.row("F-17")
+def test_a_far_host_costs_its_distance_once(server: ClusterServer) -> None:
+    """200 ms each way, and a packet in a hundred lost: the same tokens; the first is later by the
+    way there and back, and between two there is no more time than without."""
+    _, two = server.cluster.hosts
+    fields: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+    near = BackgroundStream(server, pinned(1), **fields)
+    near.join(60)
+
+    with two.far_away(0.2, loss=0.01, seed=1):
+        began = time.monotonic()
+        far = BackgroundStream(server, pinned(1), **fields)
+        far.join(120)
+        with server.http() as client:
+            assert client.get("/health").status_code == 200
+
+    assert (far.text, far.finish_reasons, far.errors) == (near.text, ["length"], [])
+    assert far.started_at - began >= 0.4
+    assert median_gap_s(far) < median_gap_s(near) + 0.1
+
+
+def median_gap_s(stream: BackgroundStream) -> float:
+    return statistics.median(b - a for a, b in itertools.pairwise(stream.arrived_at))
 
 
 @pytest.mark.row("F-14")
