@@ -1,10 +1,13 @@
-"""Bodies of requests with anything in any place."""
+"""Bodies of requests with anything in any place, and what may come of them."""
 
 import copy
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 from hypothesis import strategies as st
+
+from api.errors import is_anthropic
 
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1.5, 1e300, 2**63, "", "x", "\0", "é" * 300, "<think>", "</tool_call>"),
@@ -26,6 +29,18 @@ def mutations(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
         else:
             del holder[last]
     return body
+
+
+def check_answer(response: httpx.Response) -> None:
+    """An answer, or a refusal that has words in the shape of its API; never our failure."""
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        body = response.json()
+        assert body["error"]["message"]
+        if is_anthropic(response.request.url.path):
+            assert body["type"] == "error"
+        else:
+            assert body["error"]["type"] == "invalid_request_error"
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
