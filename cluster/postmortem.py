@@ -21,6 +21,7 @@ from workers.death_signs import DeathSigns, OomKills
 
 NUM_LAST_LINES = 6
 _MAX_FILE_BYTES = 1 << 20
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 _LINE = re.compile(r"(?P<level>[A-Z]+) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) (?P<process>\S+) pid=")
 _CAUSE = re.compile(r"\] first cause: (?P<cause>.*)")
@@ -112,6 +113,8 @@ def _signs(about: Mapping[str, Any]) -> str:
 
 
 def _text(path: Path) -> str:
+    if not path.is_file():  # a pipe would never end
+        return ""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_FILE_BYTES).decode(errors="replace")
@@ -121,10 +124,19 @@ def _text(path: Path) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
         return {}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    """Of a file that anybody may have written: an object where there should be one."""
     return value if isinstance(value, dict) else {}
+
+
+def _printable(text: str) -> str:
+    """Without what would move a terminal's cursor, or do worse to it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 # ---------------------------------------------------------------------------------------- examine
@@ -186,8 +198,8 @@ def _ends(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def render(run: Run, report: Report) -> str:
     """As people read it."""
-    about, versions = run.about, run.about.get("versions", {})
-    settings = about.get("settings", {})
+    about, versions = run.about, _mapping(run.about.get("versions"))
+    settings = _mapping(about.get("settings"))
     sections = [
         f"{run.folder}\n{settings.get('model')} on {about.get('node')}, from"
         f" {_clock(about.get('began'))}; raywire {versions.get('raywire')}, Python"
@@ -199,14 +211,15 @@ def render(run: Run, report: Report) -> str:
         if later:
             sections.append("then\n" + "\n".join(f"  {cause}" for cause in later))
         sections.append("what to do\n" + "\n".join(f"  {line}" for line in report.advice))
-    if seen := run.last_seen.get("engine_cores"):
+    seen = run.last_seen.get("engine_cores")
+    if isinstance(seen, list) and seen:
         told = "\n".join(f"  engine core {i}: {at or 'no heartbeat'}" for i, at in enumerate(seen))
         sections.append(
             f"engine cores, as last heard of at {_clock(run.last_seen.get('time'))}\n{told}"
         )
     sections.append("processes\n" + "\n".join(_processes(run, report)))
     sections.append("last lines\n" + "\n".join(_last_lines(run.logs)))
-    return "\n\n".join(sections) + "\n"
+    return _printable("\n\n".join(sections) + "\n")
 
 
 def to_json(run: Run, report: Report) -> dict[str, Any]:
@@ -250,4 +263,7 @@ def _last_lines(logs: Sequence[ProcessLog]) -> list[str]:
 def _clock(seconds: object) -> str:
     if not isinstance(seconds, int | float):
         return "?"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "?"
