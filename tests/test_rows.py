@@ -8,15 +8,17 @@ import re
 
 from tests.rows import DOCUMENT, REASONS, ROWS, marked_tests, proofs
 
-PENDING = frozenset(ROWS)
-"""TODO(issue 6): rows whose tests are being written. It has to end empty."""
+
+PENDING = frozenset("F-03 F-08 F-10 F-12 F-17 F-29 F-34 F-45 F-52 S-06 S-33 S-36".split())
+"""TODO(issue 6): rows whose tests are about to land. It has to end empty."""
 
 
 def test_each_row_is_proved_or_has_a_reason() -> None:
     """All 92, and none has both."""
     assert len(ROWS) == 92
-    assert proofs().keys() | REASONS.keys() | PENDING == ROWS.keys()
-    assert not proofs().keys() & REASONS.keys()
+    assert ROWS.keys() - proofs().keys() - REASONS.keys() <= PENDING
+    assert (proofs().keys() | REASONS.keys()) - ROWS.keys() == set()
+    assert proofs().keys() & REASONS.keys() == set()
 
 
 def test_marks_are_found_wherever_pytest_finds_them() -> None:

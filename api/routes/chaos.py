@@ -44,6 +44,8 @@ class ChaosAnswer(msgspec.Struct):
     kinds: list[str]
     processes: list[Target]
     """Of this server on this node."""
+    answered_by: int
+    """The pid of the API server that says so: of several any may."""
 
 
 _BODY = msgspec.json.Decoder(ChaosBody)
@@ -55,7 +57,9 @@ def routes(service: Service) -> list[Route]:
 
     async def show(request: Request) -> Response:
         targets = [_target(each) for each in processes_below(_command_pid()) if each.role]
-        return answer.json_response(ChaosAnswer([str(kind) for kind in KINDS], targets))
+        return answer.json_response(
+            ChaosAnswer([str(kind) for kind in KINDS], targets, os.getpid())
+        )
 
     async def deal(request: Request) -> Response:
         raw = await service.bodies.read(request)

@@ -27,6 +27,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 class _Targets(msgspec.Struct):
     processes: list[_Target]
+    answered_by: int
 
 
 class _Ranks(msgspec.Struct):
@@ -102,11 +103,11 @@ class _Victim:
             ConfigError: it does not say.
         """
         try:
-            return await self._processes()
+            return (await self._targets()).processes
         except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"no server of ours at {self._url}: {reason(error)}") from error
 
-    async def _processes(self) -> list[_Target]:
+    async def _targets(self) -> _Targets:
         async with self._session.get(f"{self._url}/chaos") as response:
             content = await response.read()
         if response.status == 404:
@@ -116,7 +117,7 @@ class _Victim:
             )
         if response.status != 200:
             raise ConfigError(f"{self._url}/chaos: {error_message(response.status, content)}")
-        return msgspec.json.decode(content, type=_Targets).processes
+        return msgspec.json.decode(content, type=_Targets)
 
     async def deal(self, fault: Fault) -> _Target | None:
         """Whom it has met; None where there is nobody of that role."""
@@ -137,21 +138,31 @@ class _Victim:
         self, before: Sequence[_Target], target: _Target, fault: Fault, patience_s: float
     ) -> float | None:
         """When all processes are there again and the server is ready; None if they do not come."""
-        titles = sorted(each.title for each in before)
+        known = {each.pid for each in before}
+        wanted = sorted(each.title for each in before)
         is_paused = fault.kind.action == "pause"
+        # A process shows long before it serves: a new API server has to have answered.
+        has_answered = is_paused or fault.kind.role != "api-server"
+        patience_s += _NOTICED_S * (fault.kind.action == "hang")
         began_s = time.monotonic()
         if is_paused:
             await asyncio.sleep(PAUSE_S)
-        while time.monotonic() - began_s < patience_s + _NOTICED_S * (fault.kind.action == "hang"):
+        while time.monotonic() - began_s < patience_s:
             try:
-                now = await self._processes()
-                async with self._session.get(f"{self._url}/ready") as ready:
-                    ranks = msgspec.json.decode(await ready.read(), type=_Ready).ranks
-                    is_whole = ready.status == 200 and ranks.up == ranks.all
+                now = await self._targets()
+                is_ready = await self._is_ready()
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError, ConfigError):
-                is_whole, now = False, []
-            is_back = is_paused or target not in now
-            if is_whole and is_back and sorted(each.title for each in now) == titles:
-                return time.monotonic()
+                is_ready = False
+            if is_ready:
+                has_answered = has_answered or now.answered_by not in known
+                is_back = is_paused or target not in now.processes
+                if has_answered and is_back and sorted(p.title for p in now.processes) == wanted:
+                    return time.monotonic()
             await asyncio.sleep(_POLL_S)
         return None
+
+    async def _is_ready(self) -> bool:
+        """Whether all ranks are up."""
+        async with self._session.get(f"{self._url}/ready") as response:
+            ranks = msgspec.json.decode(await response.read(), type=_Ready).ranks
+            return response.status == 200 and ranks.up == ranks.all

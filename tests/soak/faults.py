@@ -70,6 +70,7 @@ def deal(service: Service, fault: Fault, mode: Mode, noticed_s: float) -> Dealt:
     process = choose(before, fault.kind.role, fault.draw)
     assert process is not None, f"no {fault.kind.role} among {before}"
     num_causes = len(service.first_causes())
+    num_back = service.server.log.count(f"{process.title} is back")
     dealt = Dealt(fault.kind, process.title, time.monotonic())
     logger.info("%s: %s pid=%d", fault.kind, process.title, process.pid)
     strike(process, fault.kind.action)
@@ -84,6 +85,9 @@ def deal(service: Service, fault: Fault, mode: Mode, noticed_s: float) -> Dealt:
             dealt.complaints.append(f"{fault.kind}: the server ended with {code}, not 1")
     else:
         wait_for(lambda: is_gone(process.pid), f"{process.title} is gone", noticed_s)
+        if fault.kind.role == "api-server":  # whose process is there long before it serves
+            back = f"{process.title} is back"
+            wait_for(lambda: service.server.log.count(back) > num_back, back, BACK_S)
         dealt.back_at = service.wait_whole(titles, BACK_S)
         expected = 1
     causes = service.first_causes()[num_causes:]
