@@ -43,6 +43,7 @@ def post(server: Server, key: str, path: str = "/v1/completions", prompt: str = 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.row("S-08", "S-42")
 def test_keys_show_nowhere(server: Server) -> None:
     """In no process of the server, while all of them let their owners in."""
@@ -78,6 +79,7 @@ def test_keys_show_nowhere(server: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.row("S-46")
 def test_prefixes_are_shared_with_those_of_the_same_key_only(server: Server) -> None:
     """The same prompt under another key finds nothing cached; a client's own salt keeps prompts

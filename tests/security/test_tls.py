@@ -119,6 +119,7 @@ def test_a_mistake_ends_the_start_in_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_several_api_servers_speak_tls_and_our_commands_too(
     files: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
