@@ -131,6 +131,38 @@ def test_a_rank_that_hangs_is_a_pause(echo: Path) -> None:
         assert answer(server, 1, prompt="hello", max_tokens=20) == "hello"
 
 
+@pytest.fixture
+def tight_group() -> Iterator[Path]:
+    """A control group whose members get no new page of memory any more."""
+    group = Path(f"/sys/fs/cgroup/memory/raywire-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("4096")
+    except OSError as error:
+        pytest.skip(f"no memory control group of version 1 can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text(), "no member left", 30)
+        group.rmdir()
+
+
+@pytest.mark.row("F-11")
+def test_a_rank_that_is_out_of_memory_is_a_pause(echo: Path, tight_group: Path) -> None:
+    """The kernel kills it as soon as it needs more; the log says that it was for memory."""
+    with running_server(str(echo), "-dp", "2", "--api-server-count", "1", *FLAGS) as server:
+        pid = server.raywire_processes()["RAYWIRE::EngineCore_DP1"].pid
+        (tight_group / "cgroup.procs").write_text(str(pid))
+        prompt = letters(1, 20_000)  # tens of thousands of tokens need some room
+        stream = on_rank(server, 1, prompt=prompt, max_tokens=100)
+        server.wait_for_log(
+            rf"first cause: engine core EngineCore_DP1 pid={pid} .*killed by SIGKILL.*out of memory"
+        )
+        stream.join(60)
+        assert (stream.text, stream.errors) == (prompt[:100], [])
+        server.wait_for_log("engine core DP1 is back under epoch 1")
+
+
 @pytest.mark.row("F-04")
 def test_two_of_four_ranks_die_at_once(echo: Path) -> None:
     """One by its worker: that has one first cause, told by its engine core. The streams of both go
