@@ -301,8 +301,11 @@ class EngineClient:
 
     @property
     def heeds_stop(self) -> bool:
-        """Whether all engine cores would act on a stop: they have loaded, and none hangs."""
-        return all(e.ready is not None and e.state != "hung" for e in self.engines)
+        """Whether all engine cores would act on a stop: they have loaded, and none hangs. One that
+        is lost has no part in it."""
+        return all(
+            e.state == "lost" or (e.ready is not None and e.state != "hung") for e in self.engines
+        )
 
     @property
     def num_up(self) -> int:
