@@ -211,7 +211,7 @@ def test_streams_of_the_only_rank_wait_for_it(echo: Path) -> None:
 def test_a_rank_that_does_not_come_up_ends_the_server(echo: Path) -> None:
     """After three tries, with a message that says so; nothing is left."""
     with running_server(str(echo), "-dp", "2", *FLAGS) as server:
-        stream = on_rank(server, 0, prompt=letters(1, 20000), max_tokens=20000)
+        stream = on_rank(server, 0, prompt=letters(1, 10_000), max_tokens=10_000)
         assert stream.started.wait(20)
         seen = {kill(server, "EngineCore_DP1")}
 
