@@ -158,7 +158,7 @@ def test_a_killed_worker_ends_the_server_with_one_first_cause(nodes: RayNodes) -
         assert server.wait() == 1
         assert len(first_causes(server)) == 1, server.log
         [line] = first_causes(server)
-        assert f"pid={victim.pid} killed by SIGKILL" in line
+        assert re.search(rf"pid={victim.pid} node=\S+ killed by SIGKILL", line)
 
 
 def test_a_killed_command_takes_its_actors_with_it(nodes: RayNodes) -> None:
