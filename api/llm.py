@@ -159,27 +159,34 @@ class LLM:
         )
         self._policy = scheduling_policy
         self._engines = start_engines(options)  # may fork: no thread and no ZeroMQ before
-        self._client = self._engines.client
-        self._loop = LoopThread("raywire-llm")
-        end = here_only(_end)
-        self._end = weakref.finalize(self, end, self._loop, self._client, self._engines.close)
-        self._pid = os.getpid()
+        self._connect(startup_timeout)
         try:
-            ready = self._loop.submit(self._client.wait_ready(startup_timeout))
             # The engine core loads the model meanwhile.
             self._tokenizer = Tokenizer.load(self._engines.model.path)
             self._template = ChatTemplate.load(self._tokenizer, chat_template)
             self._defaults = sampling_defaults.read(
                 self._engines.model.path, generation_config, override_generation_config
             )
-            limits = ready.result()[0]
-        except EngineDeadError as death:
-            error = self._engines.explain(death)
-            self.close()
-            raise error from None
+            self._wait_ready()
         except BaseException:  # a KeyboardInterrupt too leaves no process behind
             self.close()
             raise
+
+    def _connect(self, timeout_s: float) -> None:
+        """Begin to wait for the engine. From here on `close` ends it, and so does the process."""
+        self._client = self._engines.client
+        self._loop = LoopThread("raywire-llm")
+        end = here_only(_end)
+        self._end = weakref.finalize(self, end, self._loop, self._client, self._engines.close)
+        self._pid = os.getpid()
+        self._ready = self._loop.submit(self._client.wait_ready(timeout_s))
+
+    def _wait_ready(self) -> None:
+        """Wait until the engine says what it can. Raises EngineDeadError with the cause."""
+        try:
+            limits = self._ready.result()[0]
+        except EngineDeadError as death:
+            raise self._engines.explain(death) from None
         self._engines.connected()
         self._profile_directory: str | None = None
         self._inputs = InputProcessor(
