@@ -16,6 +16,8 @@ import msgspec
 from engine.errors import ConfigError, ServerError
 
 _CONNECT_S = 10.0
+_LOOK = aiohttp.ClientTimeout(total=30.0)
+"""For what needs no model, and is answered at once by any server that works."""
 _MAX_MESSAGE_CHARS = 500
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """Three minutes of silence from the other host's kernel; a count, and seconds otherwise."""
@@ -62,10 +64,22 @@ class ApiClient:
         async with self._session.post(url, data=body, headers=_JSON) as response:
             yield response
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the server says anything at all, be it a refusal."""
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        # On a connection of its own: those for requests may all be taken.
+        connector = aiohttp.TCPConnector(force_close=True)
+        try:
+            async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+                async with session.get(f"{self.base_url}/v1/models"):
+                    return True
+        except (aiohttp.ClientError, OSError):  # also a TimeoutError
+            return False
+
     async def is_ready(self) -> bool:
         """Whether a server of ours is there and has loaded its model."""
         try:
-            async with self._session.get(f"{self.base_url}/ready") as response:
+            async with self._session.get(f"{self.base_url}/ready", timeout=_LOOK) as response:
                 return response.status == 200
         except (aiohttp.ClientError, OSError):
             return False
@@ -78,7 +92,7 @@ class ApiClient:
         """
         url = f"{self.base_url}/v1/models"
         try:
-            async with self._session.get(url) as response:
+            async with self._session.get(url, timeout=_LOOK) as response:
                 content = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise ConfigError(

@@ -8,6 +8,7 @@ event loop hangs (`pulse`).
 
 import dataclasses
 import logging
+import math
 import os
 import signal
 import socket
@@ -61,6 +62,9 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 """How soon a second signal is noticed, and that all have ended."""
 
+_SPEAKS_LAST_S = 5.0
+"""Beyond `ApiConfig.start_timeout_s`, at which API servers name engine cores that are late."""
+
 _LAST_ANSWERS_S = 5.0
 """How long an API server may take beyond its drain, or after a death: terminal errors of streams,
 last answers to probes."""
@@ -94,7 +98,9 @@ class ApiServers:
         self._refusal: str | None = None
         self._bell = Bell.create()
         """Wakes `run`."""
-        self._num_loaded = 0
+        self._loaded: set[int] = set()
+        self._began_s = math.inf
+        """When the start's one deadline began to run."""
         self._first_loaded_at = 0.0
         self._supervisor = Supervisor(
             self._on_child_death,
@@ -128,6 +134,7 @@ class ApiServers:
                     if started.done():
                         started.result()
                     self._check_pulse()
+                    self._check_start()
                     waiter.wait(INTERVAL_S)
                 self._is_ending = True
                 self._end_children(stop)
@@ -153,6 +160,7 @@ class ApiServers:
         deadline: Deadline,
         expected: Fingerprint | None = None,
     ) -> None:
+        self._began_s = deadline.began_s
         message = self._memory.begin(model_folder, coordinator, deadline, expected)
         for channel in self._channels:
             channel.send(message)
@@ -232,6 +240,18 @@ class ApiServers:
             else:
                 self._kill(hung, cause)
 
+    def _check_start(self) -> None:
+        """One that stands still while it loads would keep all others waiting for ever. They know
+        more of engine cores that are late, and speak first."""
+        limit_s = self._configs[0].api.start_timeout_s
+        if self._is_serving or time.monotonic() < self._began_s + limit_s + _SPEAKS_LAST_S:
+            return
+        with self._lock:
+            missing = [i for i in range(len(self._configs)) if i not in self._loaded]
+        names = [f"{self._configs[i].title} pid={self._supervisor.pids[i]}" for i in missing]
+        cause = f"API servers have not loaded within {limit_s:.0f} s: {', '.join(names)}"
+        self.mark_dead(None, cause, is_first=True)
+
     def _end_children(self, stop: StopFlag) -> None:
         """Wait for the drain, or for the last answers after a death; pass on further signals."""
         num_asked = 0
@@ -267,10 +287,10 @@ class ApiServers:
                     self._let_join(index)
                 case Loaded(ready):
                     with self._lock:
-                        self._num_loaded += 1
+                        self._loaded.add(index)
                         self._first_loaded_at = self._first_loaded_at or time.monotonic()
                         self._pulse.take(index, time.monotonic())
-                        is_last = self._num_loaded == len(self._configs)
+                        is_last = len(self._loaded) == len(self._configs)
                     if is_last and self.death is None:
                         self._is_serving = True
                         self._policy.serve()

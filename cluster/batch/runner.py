@@ -3,7 +3,8 @@ there.
 
 A refusal that concerns the request is its result. One that concerns the server, because it is busy,
 loading or gone for a moment, is none: the request is sent again, as long as the server answers
-anything at all within `PATIENCE_S`.
+anything at all within `PATIENCE_S`. An answer may take hours, where much is asked, so nobody waits
+for one with a deadline. But a server that answers nothing, not even what needs no model, hangs.
 """
 
 import asyncio
@@ -20,6 +21,9 @@ from engine.errors import ServerError
 PATIENCE_S = 300.0
 """From the last answer of any request."""
 
+LOOK_S = 30.0
+"""After so long without any answer we look whether the server does anything at all."""
+
 _SERVERS_FAULT = frozenset({429, 502, 503, 504})
 _MAX_PAUSE_S = 10.0
 
@@ -35,6 +39,8 @@ class BatchRunner:
         client: of the server.
         on_result: called for each line once; what it raises ends the run.
         patience_s: seconds without any answer after which the server is given up.
+        look_s: seconds without any answer after which we look whether there is a server at all,
+            and which it has to answer.
     """
 
     def __init__(
@@ -42,10 +48,12 @@ class BatchRunner:
         client: ApiClient,
         on_result: Callable[[Result], None],
         patience_s: float = PATIENCE_S,
+        look_s: float = LOOK_S,
     ) -> None:
         self._client = client
         self._on_result = on_result
         self._patience_s = patience_s
+        self._look_s = look_s
         self._last_answer_s = time.monotonic()
 
     async def run(self, lines: Iterator[Line], max_concurrency: int) -> None:
@@ -56,12 +64,34 @@ class BatchRunner:
         """
         self._last_answer_s = time.monotonic()
         tasks = [asyncio.create_task(self._work(lines)) for _ in range(max_concurrency)]
+        work = asyncio.gather(*tasks)
+        watch = asyncio.create_task(self._watch(), name="watch")
+        # Whatever the watch finds ends the work.
+        watch.add_done_callback(lambda _: work.cancel())
         try:
-            await asyncio.gather(*tasks)
+            await work
+        except asyncio.CancelledError:
+            if watch.done() and not watch.cancelled():
+                await watch  # raises what it has found
+            raise
         finally:
-            for task in tasks:
+            for task in (*tasks, watch):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, watch, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Ends with ServerGoneError when nothing at all has been answered for too long."""
+        look_s = self._look_s
+        last_sign_s = time.monotonic()
+        while True:
+            await asyncio.sleep(look_s)
+            last_sign_s = max(last_sign_s, self._last_answer_s)
+            if time.monotonic() - last_sign_s < look_s:
+                continue
+            if await self._client.answers(look_s):
+                last_sign_s = time.monotonic()
+            elif time.monotonic() - last_sign_s > self._patience_s:
+                raise ServerGoneError(f"no answer to anything within {self._patience_s:.0f} s")
 
     async def _work(self, lines: Iterator[Line]) -> None:
         for line in lines:

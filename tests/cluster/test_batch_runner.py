@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,18 +38,52 @@ def send(
     max_concurrency: int = 1,
     patience_s: float = 30.0,
 ) -> list[Result]:
+    return asyncio.run(send_to(server.port, lines, max_concurrency, patience_s))
+
+
+async def send_to(
+    port: int,
+    lines: Sequence[Line],
+    max_concurrency: int = 1,
+    patience_s: float = 30.0,
+    look_s: float = 30.0,
+) -> list[Result]:
     results: list[Result] = []
-
-    async def run(pending: Iterator[Line]) -> None:
-        client = ApiClient(f"http://127.0.0.1:{server.port}", "key")
-        try:
-            runner = BatchRunner(client, results.append, patience_s)
-            await runner.run(pending, max_concurrency)
-        finally:
-            await client.close()
-
-    asyncio.run(run(iter(lines)))
+    client = ApiClient(f"http://127.0.0.1:{port}", "key")
+    try:
+        runner = BatchRunner(client, results.append, patience_s, look_s)
+        await runner.run(iter(lines), max_concurrency)
+    finally:
+        await client.close()
     return results
+
+
+def test_a_server_that_hangs_is_given_up() -> None:
+    """It takes connections, as the kernel does for any process that stands still, and answers
+    nothing: neither the requests nor a look."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ServerGoneError, match="no answer to anything"):
+            asyncio.run(send_to(port, requests(2), patience_s=0.3, look_s=0.1))
+
+
+def test_a_long_answer_is_waited_for() -> None:
+    """However long, as long as the server answers what needs no model."""
+
+    async def work() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"POST"):
+                await asyncio.sleep(1.0)  # five times as long as the patience
+            writer.write(OK[0])
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as slow:
+            port = slow.sockets[0].getsockname()[1]
+            [result] = await send_to(port, requests(1), patience_s=0.2, look_s=0.2)
+            assert result.is_success
+
+    asyncio.run(work())
 
 
 def test_every_line_has_one_result() -> None:
