@@ -74,6 +74,7 @@ print("answer:", llm.generate("hello", SamplingParams(temperature=0))[0].outputs
     assert "spawned" not in done.stderr
 
 
+@pytest.mark.row("F-12")
 def test_with_other_threads_it_spawns_and_says_so(tmp_path: Path, model: Path) -> None:
     """A fork would inherit their locks. The guarded script runs once, though imported again."""
     done = run(

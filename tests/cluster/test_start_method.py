@@ -14,6 +14,7 @@ def test_a_script_forks() -> None:
     assert choose(Circumstances(), None) == ("fork", None)
 
 
+@pytest.mark.row("F-12")
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [

@@ -101,6 +101,7 @@ def test_heartbeats_keep_their_rhythm_between_outputs() -> None:
     assert 5000 <= beats[0].age_ms <= beats[1].age_ms <= beats[2].age_ms < 30_000
 
 
+@pytest.mark.row("F-10")
 def test_a_crashed_output_thread_still_has_last_words() -> None:
     """Outputs for an API server that does not exist crash it; DEAD is sent all the same."""
     errors: SimpleQueue[BaseException] = SimpleQueue()

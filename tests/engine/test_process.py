@@ -332,6 +332,7 @@ def test_an_address_that_cannot_be_used_ends_the_core(
     assert capfd.readouterr().err.count("first cause:") == 1
 
 
+@pytest.mark.row("F-10")
 @pytest.mark.parametrize("thread", ["input", "output"])
 def test_a_crashed_thread_is_a_dead_core(thread: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Not a core that silently ignores requests: DEAD still gets out, and says which thread."""

@@ -198,6 +198,7 @@ def running_server(
     is_ready_awaited: bool = True,
     may_leave_files: bool = False,
     module: str = "cluster",
+    log_folder: Path | None = None,
 ) -> Iterator[Server]:
     """Start `raywire serve model flags` on a port of the kernel's choice; end it with the block.
 
@@ -208,9 +209,10 @@ def running_server(
         is_ready_awaited: False hands out the server while it loads.
         may_leave_files: a killed server cannot tidy its folder if it was still starting.
         module: what `python -m` runs; one that watches the command from inside, perhaps.
+        log_folder: where its log goes; None: a temporary folder.
     """
     with tempfile.TemporaryDirectory(prefix="rw-") as folder, tempfile.TemporaryDirectory() as logs:
-        log_path = Path(logs) / "log"
+        log_path = (log_folder or Path(logs)) / "log"
         command = [module, "serve", model, "--port", "0", *flags]
         server = _spawn(command, Path(folder), log_path, env or {})
         try:

@@ -187,6 +187,7 @@ def test_a_hung_api_server_ends_all(slow_model: Path) -> None:
         server.assert_gone()
 
 
+@pytest.mark.row("F-08")
 @pytest.mark.slow
 def test_death_of_the_command(slow_model: Path) -> None:
     """SIGKILL of the supervisor: nothing survives it, and one child says why."""

@@ -55,6 +55,7 @@ def assert_one_first_cause(server: Server, *words: str) -> None:
     assert len(re.findall(r"^ERROR ", server.log, re.MULTILINE)) == 1, server.log
 
 
+@pytest.mark.row("F-01")
 @pytest.mark.parametrize(
     ("title", "words"),
     [
@@ -89,6 +90,7 @@ def test_a_death_ends_all_and_tells_clients(
         server.assert_gone()
 
 
+@pytest.mark.row("F-01")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "title"),
@@ -115,6 +117,7 @@ def test_death_of_a_rank_of_a_real_model(
         server.assert_gone()
 
 
+@pytest.mark.row("F-06")
 @pytest.mark.slow
 def test_an_engine_core_that_hangs_is_a_dead_one(slow_model: Path) -> None:
     """SIGSTOP: no heartbeat for 10 s is a cause like any other, and ends all in the same way."""
@@ -136,6 +139,7 @@ def test_an_engine_core_that_hangs_is_a_dead_one(slow_model: Path) -> None:
         server.assert_gone()
 
 
+@pytest.mark.row("F-05")
 def test_an_error_on_a_rank_that_does_not_reply(tmp_path: Path) -> None:
     """A model that raises is a death like any other: told once, with its traceback, and to clients
     without it."""
@@ -188,6 +192,7 @@ def test_a_pending_answer_fails_with_503(slow_model: Path) -> None:
         assert server.wait() == 1
 
 
+@pytest.mark.row("F-08")
 def test_death_of_the_api_server(slow_model: Path) -> None:
     """SIGKILL of the command's own process: nothing survives it, and nothing is left."""
     with running_server(str(slow_model), *FLAGS) as server:
@@ -199,6 +204,7 @@ def test_death_of_the_api_server(slow_model: Path) -> None:
         server.assert_gone()
 
 
+@pytest.mark.row("F-08")
 @pytest.mark.parametrize("title", ["APIServer_0", "EngineCore_DP0", "Worker_DP0_PP0_TP0"])
 def test_death_while_loading(title: str) -> None:
     """The same as soon as the process exists, long before the server is ready."""
