@@ -21,7 +21,7 @@ REASONS = {
     "api/engine_client.py::EngineClient.wait_dead": "a sign among others, cancelled with them",
     "api/errors.py::Failure.anthropic_body": NO_WAIT,
     "api/generate.py::Generation.news": FAILED_BY_CLIENT,
-    "api/llm.py::LLM.__init__": "`wait_ready` has the start's deadline",
+    "api/llm.py::LLM._wait_ready": "`wait_ready` has the start's deadline",
     "api/llm.py::LLM._call_engine": "UTILITY calls have a timeout, and fail with the engine",
     "api/llm.py::LLM._run": FAILED_BY_CLIENT,
     "api/offline.py::Batch.run": FAILED_BY_CLIENT,
