@@ -62,7 +62,7 @@ _OF_A_BENCH = {
         --max-concurrency --input-len --output-len --dataset --dataset-path --token-ids
         --temperature --top-p --ignore-eos --no-ignore-eos --num-warmups --seed""",
     "startup": "--num-warmups",
-    "wire": "--rounds",
+    "wire": "--prompt-tokens --rounds",
     "ring": "--readers --rounds",
     "schedule": "--running --rounds",
 }
@@ -71,6 +71,10 @@ FLAGS = {"plan": f"--json {_OF_A_SERVER}", "serve": _OF_A_SERVER}
 """A dry run takes the command line of the real one."""
 FLAGS["limits"] = FLAGS["postmortem"] = "--json"
 FLAGS["chaos"] = "--admin-key --dry-run --duration --interval --kinds --patience --seed --url"
+FLAGS["drain"] = "--port --timeout"
+FLAGS["lint k8s"] = "--json"
+FLAGS["render k8s"] = f"""{_OF_A_SERVER} -o --accept --cache-claim --gpu --head-cpu --head-memory
+    --image --kind --name --no-gpu --output --overlay --worker-cpu --worker-memory"""
 FLAGS["run-batch"] = (
     "-i -o --api-key --input-file --max-concurrency --model --output-file --url "
     + (" ".join(sorted(set(_OF_A_SERVER.split()) - set(_NOT_OF_A_BATCH.split()))))
