@@ -6,7 +6,7 @@ set -euo pipefail
 for kind in rayjob raycluster; do
   # One engine on a laptop's kind or minikube: 4 vCPUs, 8 GiB.
   raywire render k8s demo --kind $kind -o k8s --overlay cpu-demo --image raywire:demo \
-    --kv-cache-memory-bytes 256M --head-cpu 1.5 --worker-cpu 2 \
+    --kv-cache-memory-bytes 256M --max-model-len 8192 --head-cpu 1.5 --worker-cpu 2 \
     --accept "cpu: a demo for one laptop; its processes wait for each other"
   # Four engines of two GPUs each, on two nodes.
   raywire render k8s Qwen/Qwen3-8B --kind $kind -o k8s --overlay gpu --gpu -dp 4 -tp 2 --data-parallel-size-local 2

@@ -153,7 +153,7 @@ def _lay_out(
     ]
     nothing = Resources()
     head = Node(node_id="head", address="head", total=nothing, available=nothing, is_driver=True)
-    return lay_out(config, [head, *pods], facts, is_counted_by_ray=True)
+    return lay_out(config, [head, *pods], facts, is_counted_by_ray=False)
 
 
 def _head(config: ServeConfig, load: NodeLoad, overrides: Overrides) -> PodSize:

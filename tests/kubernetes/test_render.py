@@ -167,14 +167,16 @@ def test_cores_and_devices_follow_from_the_formula(
 @pytest.mark.usefixtures("demo")
 def test_memory_grows_with_model_and_cache() -> None:
     """By what they take, and with each engine of the pod."""
-    small = memory(pods(custom(run("demo --kv-cache-memory-bytes 256M")))[1])
-    large = memory(pods(custom(run("demo --kv-cache-memory-bytes 1280M")))[1])
-    two = memory(
-        pods(custom(run("demo -dp 2 --data-parallel-size-local 2 --kv-cache-memory-bytes 256M")))[1]
-    )
+    small = memory(pods(custom(run(f"demo {cache('256M')}")))[1])
+    large = memory(pods(custom(run(f"demo {cache('1280M')}")))[1])
+    two = memory(pods(custom(run(f"demo -dp 2 --data-parallel-size-local 2 {cache('256M')}")))[1])
 
     assert large - small == 1024
     assert two - small > 1024 + 512 + 256  # a worker, its weights, its cache
+
+
+def cache(size: str) -> str:
+    return f"--max-model-len 8192 --kv-cache-memory-bytes {size}"
 
 
 def test_shared_memory_holds_object_store_and_rings() -> None:
@@ -245,8 +247,10 @@ def test_versions_are_those_that_are_installed() -> None:
         ("some/model --gpu --api-key secret", "would stand in the manifest"),
         ("some/model --gpu -dp 3 --data-parallel-size-local 2", "divide"),
         ("some/model --gpu --accept cpu", "a rule and a reason"),
+        ("demo --kv-cache-memory-bytes 16M", "KV cache"),
     ],
 )
+@pytest.mark.usefixtures("demo")
 def test_what_cannot_be_rendered_is_said_in_one_line(line: str, message: str) -> None:
     result = CliRunner().invoke(cli, ["render", "k8s", *shlex.split(line)])
 
