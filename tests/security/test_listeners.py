@@ -3,28 +3,15 @@
 import ipaddress
 import re
 import stat
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.helpers.server import Process, Server, running_server, wait_for
+from tests.helpers.listeners import listening
+from tests.helpers.server import Server, running_server, wait_for
 from tests.helpers.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def listening(processes: Iterable[Process]) -> Iterator[tuple[str, str, int]]:
-    """Title, address and port of every socket on which one of them can be connected to, by TCP or
-    by a name that is no file: such names are everybody's."""
-    for process in processes:
-        for each in psutil.Process(process.pid).net_connections("inet"):
-            if each.status == psutil.CONN_LISTEN or (each.type == 2 and not each.raddr):
-                yield process.title, str(each.laddr.ip), int(each.laddr.port)
-        for each in psutil.Process(process.pid).net_connections("unix"):
-            if str(each.laddr).startswith(("@", "\0")):
-                yield process.title, str(each.laddr), 0
 
 
 def is_loopback(address: str) -> bool:
