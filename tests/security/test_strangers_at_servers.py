@@ -38,8 +38,8 @@ def test_strangers_at_every_wire_of_a_server_slow_nobody(nodes: RayNodes, tmp_pa
     each of them hears nothing, and streams are as quick beside it as without, within 10%."""
     model = make_slow_model(tmp_path, STEP_S)
     wire_ports = f"{WIRE_PORTS.start}-{WIRE_PORTS.stop - 1}"  # Ray has listeners beside ours
-    flags = ("-dp", "2", "--data-parallel-size-local", "1", "--served-model-name", "m")
-    flags += ("--wire-port-range", wire_ports)
+    flags = ["-dp", "2", "--data-parallel-size-local", "1", "--served-model-name", "m"]
+    flags += ["--wire-port-range", wire_ports]
     with running_server(
         str(model), *flags, "--ray-address", nodes.address, env=nodes.environment
     ) as server:
