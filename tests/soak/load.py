@@ -16,13 +16,14 @@ import aiohttp
 from tests.helpers.server import wait_for
 from tests.soak.answers import Answer
 from tests.soak.cases import Case
-from tests.soak.exchange import LIMIT_S, Exchange, ask
+from tests.soak.exchange import Exchange, ask
+from tests.soak.parts import Part
 
 Twins = dict[str, Answer]
 """By the name of the case: what it is answered while nothing is wrong."""
 
 
-def make_twins(url: str, cases: Sequence[Case], concurrency: int) -> Twins:
+def make_twins(url: str, cases: Sequence[Case], part: Part) -> Twins:
     """Have each case answered, and check that it is answered as promised.
 
     Raises:
@@ -30,12 +31,12 @@ def make_twins(url: str, cases: Sequence[Case], concurrency: int) -> Twins:
     """
 
     async def run() -> list[Exchange]:
-        room = asyncio.Semaphore(concurrency)
+        room = asyncio.Semaphore(part.num_clients)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session:
 
             async def one(case: Case) -> Exchange:
                 async with room:
-                    return await ask(session, url, case, is_streamed=False)
+                    return await ask(session, url, case, False, limit_s=part.limit_s)
 
             return list(await asyncio.gather(*map(one, cases)))
 
@@ -58,8 +59,7 @@ class Load:
         cases: what they ask for.
         twins: the right answers.
         seed: of the order in which each asks.
-        num_clients: how many requests are in flight at most.
-        tolerance: how much log probabilities may differ from their twins.
+        part: says how many there are, and how long they wait.
     """
 
     def __init__(
@@ -68,15 +68,13 @@ class Load:
         cases: Sequence[Case],
         twins: Twins,
         seed: int,
-        num_clients: int,
-        tolerance: float,
+        part: Part,
     ) -> None:
         self._url = url
         self._cases = cases
         self._twins = twins
         self._seed = seed
-        self._num_clients = num_clients
-        self._tolerance = tolerance
+        self._part = part
         self._is_over = False
         self.exchanges: list[Exchange] = []
         """All that have ended; the answers of those that were right are not kept."""
@@ -93,7 +91,7 @@ class Load:
     def stop(self) -> None:
         """Send nothing more, and wait until all is answered."""
         self._is_over = True
-        self._thread.join(LIMIT_S + 10.0)
+        self._thread.join(self._part.limit_s + 10.0)
         wait_for(lambda: not self._thread.is_alive(), "all clients have ended", 5.0)
 
     def _run(self) -> None:
@@ -106,7 +104,7 @@ class Load:
             ) as session,
             asyncio.TaskGroup() as group,
         ):
-            for number in range(self._num_clients):
+            for number in range(self._part.num_clients):
                 group.create_task(self._be_client(session, random.Random(f"{self._seed} {number}")))
 
     async def _be_client(self, session: aiohttp.ClientSession, draws: random.Random) -> None:
@@ -116,7 +114,12 @@ class Load:
             leaves = case.promise != "refusal" and draws.random() < 0.1
             leave_after = draws.randint(1, 20) if is_streamed else draws.randint(1, 3)
             exchange = await ask(
-                session, self._url, case, is_streamed, leave_after if leaves else None
+                session,
+                self._url,
+                case,
+                is_streamed,
+                leave_after if leaves else None,
+                self._part.limit_s,
             )
             self._judge(exchange)
             if exchange.end in ("broken", "error", "down"):
@@ -135,7 +138,7 @@ class Load:
                 self._complain(exchange, "answered, not refused")
             case "whole" if exchange.case.promise == "answer":
                 twin = self._twins[exchange.case.name]
-                difference = exchange.answer.difference(twin, self._tolerance)
+                difference = exchange.answer.difference(twin, self._part.tolerance)
                 if difference is None:
                     self.counts["compared"] += 1
                     exchange.answer = Answer()

@@ -48,6 +48,11 @@ class Part:
         return {"RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS": f"{STEP_TIMEOUT_S[self.model]:g}"}
 
     @property
+    def limit_s(self) -> float:
+        """No request takes so long, however busy the machine."""
+        return 300.0 if self.model == "demo" else 120.0
+
+    @property
     def noticed_s(self) -> float:
         """Whatever hangs has been noticed by then: by its silence, or by the age of its step."""
         return max(10.0, STEP_TIMEOUT_S[self.model]) + 10.0
@@ -64,7 +69,7 @@ class Part:
 
     def make_cases(self, seed: int) -> list[Case]:
         if self.model == "demo":
-            return make_cases(seed, WORDS, length=32, long_length=400)
+            return make_cases(seed, WORDS, length=24, long_length=250)
         return make_cases(seed, WORDS, length=160, long_length=1500)
 
 

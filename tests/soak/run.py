@@ -102,11 +102,11 @@ def _run(
 ) -> None:
     part = outcome.part
     cases = part.make_cases(seed)
-    twins = make_twins(service.url, cases, part.num_clients)
+    twins = make_twins(service.url, cases, part)
     watch = Watch(service.url)
 
     def make_load(order: int) -> Load:
-        return Load(service.url, cases, twins, order, part.num_clients, part.tolerance)
+        return Load(service.url, cases, twins, order, part)
 
     warm_up = make_load(seed + 1)
     warm_up.start()
