@@ -8,6 +8,7 @@ back end.
 on the nodes of a cluster. API servers are not part of it: they always run where the command does.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,8 @@ from typing import Protocol
 from cluster.addresses import WireBinder
 from cluster.config import ResolvedModel
 from cluster.deadline import Deadline
-from engine.config import CoordinatorAddresses, WireConfig
+from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
+from engine.wire import EngineReady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,26 @@ class Reach:
 
     address: str | None = None
     """Of this node as the others know it; None where nobody knows."""
+
+
+def successor(config: EngineConfig, epoch: int, first: EngineReady | None) -> EngineConfig:
+    """The settings of an engine core that takes another's place.
+
+    Args:
+        config: of the first incarnation.
+        epoch: of the new one.
+        first: what the first one said when it was ready. Its cache and length are the new one's:
+            free memory is another by now, and requests that were accepted have to fit. None: it
+            never was.
+    """
+    config = dataclasses.replace(config, wire=dataclasses.replace(config.wire, epoch=epoch))
+    if first is None:
+        return config
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, max_model_len=first.max_model_len),
+        cache=dataclasses.replace(config.cache, num_gpu_blocks_override=first.num_gpu_blocks),
+    )
 
 
 class EngineGroup(Protocol):
@@ -90,6 +112,11 @@ class EngineGroup(Protocol):
 
     def watch(self) -> None:
         """Begin to watch. Apart from `start`: with fork, no thread may run before."""
+        ...
+
+    def keep_sizes(self, all_ready: Sequence[EngineReady]) -> None:
+        """What engine cores said when they were ready, by index: those that take their place are
+        to have the same."""
         ...
 
     def restart(self, engine_index: int, epoch: int) -> None:

@@ -222,6 +222,7 @@ class _Server:
         if self._replacer is None:
             self._folder.remove()
         else:
+            self._engines.keep_sizes(all_ready)
             self._replacer.serve()
         slowest = max(all_ready, key=lambda ready: ready.load_s)
         stages = {

@@ -12,13 +12,14 @@ from cluster.config import ResolvedModel, ServeConfig
 from cluster.coordinator_process import CoordinatorConfig
 from cluster.coordinator_process import main as coordinator_main
 from cluster.deadline import Deadline
-from cluster.engine_group import Reach
+from cluster.engine_group import Reach, successor
 from cluster.placement import PlacementError, place
 from cluster.supervisor import Child, Supervisor
 from engine import run_log
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import ConfigError
 from engine.process import main as engine_main
+from engine.wire import EngineReady
 from workers.executor import start_executor
 from workers.supported import SCRIPTED
 
@@ -62,6 +63,8 @@ class LocalEngines:
         self._coordinators: list[Child] = []
         """Children that come before the engine cores."""
         self._engines: list[EngineConfig] = []
+        self._ready: dict[int, EngineReady] = {}
+        """What the first ones said, by index."""
 
     def place(self, model: ResolvedModel) -> Reach:
         """All ranks of this server run here. Too few GPUs show now, not when workers have loaded
@@ -123,9 +126,11 @@ class LocalEngines:
     def _child(self, config: EngineConfig) -> Child:
         return engine_child(config, leads_group=self._replaces)
 
+    def keep_sizes(self, all_ready: Sequence[EngineReady]) -> None:
+        self._ready = {ready.engine_index: ready for ready in all_ready}
+
     def restart(self, engine_index: int, epoch: int) -> None:
-        first = self._engines[engine_index]
-        config = dataclasses.replace(first, wire=dataclasses.replace(first.wire, epoch=epoch))
+        config = successor(self._engines[engine_index], epoch, self._ready.get(engine_index))
         number = len(self._coordinators) + engine_index
         self._supervisor.restart(number, self._child(config), "spawn")
 

@@ -33,7 +33,7 @@ from cluster.addresses import WireBinder
 from cluster.command_watch import identify
 from cluster.config import ResolvedModel, ServeConfig
 from cluster.deadline import Deadline
-from cluster.engine_group import Reach
+from cluster.engine_group import Reach, successor
 from cluster.model_on_node import PortableModel, make_portable
 from cluster.placement import Placement, RankPlace, demand_of
 from cluster.ray_actors import GLANCE_S, KILL_S, RUNTIME_ENV, Actor, answers, summarize
@@ -42,6 +42,7 @@ from cluster.ray_lease import RayLease
 from cluster.ray_watch import EndWatch
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ServerError
+from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class RayEngines:
         self._host: str | None = None
         """Where wires are bound; None: nothing leaves this node."""
         self._configs: list[EngineConfig] = []
+        self._ready: dict[int, EngineReady] = {}
+        """What the first ones said, by index."""
         self._model: PortableModel | None = None
         self._allow: Callable[[Sequence[bytes]], None] = lambda _: None
         self._engines: list[Actor] = []
@@ -167,8 +170,7 @@ class RayEngines:
 
     def _engine_start(self, chosen: RankPlace, epoch: int) -> EngineStart:
         assert self._placement is not None
-        config = self._configs[chosen.rank]
-        config = dataclasses.replace(config, wire=dataclasses.replace(config.wire, epoch=epoch))
+        config = successor(self._configs[chosen.rank], epoch, self._ready.get(chosen.rank))
         is_here, variables = chosen.node.is_driver, self._config.environment
         return EngineStart(
             config=_on_node(config, len(self._placement.on(chosen.node))),
@@ -206,6 +208,9 @@ class RayEngines:
 
     def watch(self) -> None:
         self._watch.watch(self._lease.ray, [a for a in self._actors() if a.run is not None])
+
+    def keep_sizes(self, all_ready: Sequence[EngineReady]) -> None:
+        self._ready = {ready.engine_index: ready for ready in all_ready}
 
     def restart(self, engine_index: int, epoch: int) -> None:
         with self._replacing():
