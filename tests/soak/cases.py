@@ -89,7 +89,7 @@ def make_cases(seed: int, words: list[str], length: int, long_length: int) -> li
     draws = random.Random(f"cases {seed}")
 
     def text(num_words: int | None = None) -> str:
-        return " ".join(draws.choices(words, k=num_words or draws.randint(8, length // 4)))
+        return " ".join(draws.choices(words, k=num_words or draws.randint(8, max(8, length // 4))))
 
     def tokens() -> int:
         return draws.randint(length // 2, length)

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from cluster.chaos.plan import Fault
 from tests.helpers.server import wait_for
 from tests.soak.exchange import Exchange
@@ -79,8 +81,9 @@ def run_part(part: Part, seed: int, plan: list[Fault], duration_s: float, logs: 
         try:
             with service:
                 _run(service, outcome, plan, seed, duration_s)
-        except AssertionError as error:
-            outcome.complaints.append(str(error)[:4000])
+        except (AssertionError, OSError, httpx.HTTPError) as error:
+            # Later parts may still have something to say.
+            outcome.complaints.append(f"{type(error).__name__}: {error}"[:4000])
         outcome.num_starts = service.num_starts
     outcome.wall_s = time.monotonic() - began_at
     for exchange in outcome.failed():

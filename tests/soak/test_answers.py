@@ -9,9 +9,10 @@ import pytest
 from api.chaos import Kind
 from tests.helpers.canned_http import canned_server, chunk, stream
 from tests.soak.answers import Answer, Improper
-from tests.soak.cases import COMPLETIONS, Case, make_cases
+from tests.soak.cases import COMPLETIONS, Case
 from tests.soak.exchange import Exchange, ask
 from tests.soak.faults import Dealt
+from tests.soak.parts import PARTS
 from tests.soak.watch import Footprint, grown, parse
 
 END = {"index": 0, "text": "", "finish_reason": "stop"}
@@ -101,10 +102,11 @@ def test_ends_are_told_apart(reply: list[bytes], end: str) -> None:
 
 def test_the_same_seed_asks_the_same() -> None:
     """Or a run could not be repeated; names are unique, since twins are found by them."""
-    cases = make_cases(7, ["one", "two", "three", "four", "five"], 160, 1500)
-    again = make_cases(7, ["one", "two", "three", "four", "five"], 160, 1500)
-    assert [case.body for case in cases] == [case.body for case in again]
-    assert len({case.name for case in cases}) == len(cases) > 40
+    for part in PARTS:
+        cases, again = part.make_cases(7), part.make_cases(7)
+        assert [case.body for case in cases] == [case.body for case in again]
+        assert [case.body for case in cases] != [case.body for case in part.make_cases(8)]
+        assert len({case.name for case in cases}) == len(cases) > 40
 
 
 def test_what_has_grown_is_named() -> None:
