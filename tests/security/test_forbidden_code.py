@@ -18,9 +18,12 @@ PACKAGES = ("api", "cluster", "engine", "workers")
 
 UNPICKLING = {
     *("_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle"),
-    *("shelve", "xmlrpc", "yaml"),
+    *("shelve", "xmlrpc"),
 }
-"""Modules that make objects, and thereby calls, of bytes. Of YAML we read nothing at all."""
+"""Modules that make objects, and thereby calls, of bytes."""
+
+YAML_AS_DATA = {"yaml.safe_load", "yaml.safe_load_all", "yaml.safe_dump", "yaml.dump"}
+"""What may be called of YAML, whose other loaders make objects."""
 
 OBJECT_CHANNELS = {
     "concurrent.futures.ProcessPoolExecutor",
@@ -124,6 +127,12 @@ def loads_pickled_tensors(source: Source) -> Lines:
             yield call.lineno
 
 
+def reads_objects_from_yaml(source: Source) -> Lines:
+    for name, call in source.calls():
+        if name.startswith("yaml.") and name not in YAML_AS_DATA:
+            yield call.lineno
+
+
 def evaluates(source: Source) -> Lines:
     """A parser that evaluates what a model has said runs it."""
     forbidden = ("eval", "exec", "compile", "ast.literal_eval", "code.interact")
@@ -200,7 +209,6 @@ REFUSED: dict[Rule, tuple[str, ...]] = {
         "from cloudpickle import loads",
         "import dill as json",
         "def f():\n    import marshal",
-        "from yaml import safe_load",
         "import importlib\nimportlib.import_module('shelve')",
         "__import__('pickle')",
     ),
@@ -209,6 +217,12 @@ REFUSED: dict[Rule, tuple[str, ...]] = {
         "from torch import load as read\nread('x', weights_only=True)",
         "import numpy as np\nnp.load('x')",
         "f(x, allow_pickle=True)",
+    ),
+    reads_objects_from_yaml: (
+        "import yaml\nyaml.load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)",
+        "from yaml import unsafe_load as read\nread(text)",
+        "import yaml\nyaml.full_load_all(text)",
     ),
     evaluates: (
         "eval(text)",
@@ -265,6 +279,7 @@ REFUSED: dict[Rule, tuple[str, ...]] = {
 PASSED: dict[Rule, str] = {
     imports_what_unpickles: "from multiprocessing import reduction\nimport json",
     loads_pickled_tensors: "import json\njson.load(f)",
+    reads_objects_from_yaml: "import yaml\nyaml.safe_load(text)",
     evaluates: "import re\nre.compile(x)\nmodel.eval()\ncompiler.compile(x)",
     carries_objects: "socket.recv(zmq.NOBLOCK)\nconnection.recv_bytes()\nqueue.SimpleQueue()",
     uses_a_shell: "subprocess.run([x], shell=False)",
