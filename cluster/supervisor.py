@@ -164,19 +164,22 @@ class Supervisor:
 
         Raises:
             ServerError: closed meanwhile, or what is left of the earlier one survives SIGKILL.
+            OSError: the machine has no room for a process; may be called again.
         """
         self._end_for_good(self._children[index], self._processes[index])
         with self._lock:
             if self._is_closed:
                 raise ServerError("stopped before its processes were started")
             process = _make_process(child, method)
+            _start([process], method)  # if it fails, the earlier one keeps its place
             self._children[index], self._processes[index] = child, process
-            _start([process], method)
         self._wake_writer.send_bytes(_LOOK_AGAIN)
 
     def _end_for_good(self, child: Child, process: BaseProcess) -> None:
+        if process.pid is None:
+            return
         survivors = []
-        if child.leads_group and process.pid is not None:
+        if child.leads_group:
             survivors = end_group(process.pid, _KILL_S)
         process.kill()
         process.join(_KILL_S)
@@ -239,7 +242,7 @@ class Supervisor:
                 watched = {
                     process.sentinel: (index, child, process)
                     for index, (child, process) in enumerate(both)
-                    if process not in reported
+                    if process.pid is not None and process not in reported
                 }
             ready = connection.wait([*watched, self._wake_reader])
             if self._wake_reader in ready and self._wake_reader.recv_bytes() == _STOP:

@@ -1,5 +1,6 @@
 """The parent of a server's processes: starts them, notices their death, ends them."""
 
+import errno
 import logging
 import os
 import signal
@@ -9,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import util
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -227,6 +230,30 @@ def test_nothing_is_left_of_a_core_that_is_replaced(
 
     assert group_members(old) == []
     assert supervisors[0].exit_codes == [None]
+
+
+def test_a_start_that_fails_can_be_tried_again(
+    parent: Parent, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without room for a process may have some a moment later; who watches goes on."""
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True))
+    supervisors[0].start([core(sleep, 0), core(sleep, 1)], "spawn")
+    supervisors[0].watch()
+    first, other = supervisors[0].pids
+    assert first is not None
+    assert other is not None
+
+    with monkeypatch.context() as full:
+        full.setattr(util, "spawnv_passfds", Mock(side_effect=OSError(errno.EAGAIN, "no room")))
+        with pytest.raises(OSError, match="no room"):
+            supervisors[0].restart(0, core(sleep, epoch=1), "spawn")
+    assert supervisors[0].pids == [first, other]
+    supervisors[0].restart(0, core(sleep, epoch=2), "spawn")
+    os.kill(other, signal.SIGKILL)
+
+    wait_for(lambda: len(parent.deaths) == 2, "two deaths")
+    assert [(index, epoch) for index, epoch, _ in parent.deaths] == [(0, 0), (1, 0)]
+    assert supervisors[0].epochs == [2, 0]
 
 
 def test_nothing_is_replaced_after_the_end(parent: Parent) -> None:
