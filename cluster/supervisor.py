@@ -44,6 +44,9 @@ _LAST_WORDS_S = 2.0
 _KILL_S = 5.0
 """How long a child that is killed may take to be gone."""
 
+_NOTED_S = 1.0
+"""How long the thread that has reaped a child may take to note its exit code."""
+
 _STOP, _LOOK_AGAIN = b"stop", b"look again"
 """What is said to the watching thread."""
 
@@ -183,7 +186,8 @@ class Supervisor:
             survivors = end_group(process.pid, _KILL_S)
         process.kill()
         process.join(_KILL_S)
-        if survivors or process.is_alive():
+        # Not `is_alive`: where the watching thread has reaped it, that may be true for a moment.
+        if survivors or not connection.wait([process.sentinel], timeout=0.0):
             raise ServerError(
                 f"{child.kind} {child.title} cannot be replaced: it survives SIGKILL"
                 f" pids={survivors or [process.pid]}"
@@ -252,14 +256,10 @@ class Supervisor:
                 self._report(index, child, process)
 
     def _report(self, index: int, child: Child, process: BaseProcess) -> None:
-        process.join()
-        run_log.record("exit", process=child.title, pid=process.pid, exit_code=process.exitcode)
+        exit_code = _reap(process)
+        run_log.record("exit", process=child.title, pid=process.pid, exit_code=exit_code)
         may_have_spoken, line = judge(
-            child,
-            process.pid,
-            process.exitcode,
-            self._last_seen(index),
-            self._signs.of_exit(process.exitcode),
+            child, process.pid, exit_code, self._last_seen(index), self._signs.of_exit(exit_code)
         )
         if (
             self._has_told
@@ -282,6 +282,16 @@ class Supervisor:
                 return self._has_said_why(index, epoch)
             time.sleep(0.01)
         return True
+
+
+def _reap(process: BaseProcess) -> int | None:
+    """The exit code of a process that has ended."""
+    process.join()
+    # Another thread that has reaped it (whoever starts one does so) may yet have to note the code.
+    deadline = time.monotonic() + _NOTED_S
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return process.exitcode
 
 
 def _make_process(child: Child, method: StartMethod) -> BaseProcess:

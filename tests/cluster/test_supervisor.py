@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from multiprocessing import util
 from typing import Any
 from unittest.mock import Mock
@@ -254,6 +256,38 @@ def test_a_start_that_fails_can_be_tried_again(
     wait_for(lambda: len(parent.deaths) == 2, "two deaths")
     assert [(index, epoch) for index, epoch, _ in parent.deaths] == [(0, 0), (1, 0)]
     assert supervisors[0].epochs == [2, 0]
+
+
+def test_who_is_gone_has_not_survived_whoever_reaped_it(
+    parent: Parent, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that wait for a process one gets its exit code, and until it has noted it the
+    other is told by Python that the process is alive."""
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "is_alive", lambda _: True)
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True))
+    supervisors[0].start([core(sleep)], "spawn")
+    supervisors[0].watch()
+
+    supervisors[0].restart(0, core(sleep, epoch=1), "spawn")
+
+    assert supervisors[0].epochs == [1]
+    monkeypatch.undo()
+
+
+def test_an_exit_code_is_waited_for_until_it_is_noted(
+    parent: Parent, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread that has reaped the process, where that is another."""
+    codes = chain([None] * 3, repeat(3))
+    exit_code = property(lambda _: next(codes))
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "exitcode", exit_code)
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
+    supervisors[0].start([core(fail)], "spawn")
+    supervisors[0].watch()
+
+    assert parent.died.wait(10)
+    [(_, _, cause)] = parent.deaths
+    assert cause.endswith("exit code 3")
 
 
 def test_nothing_is_replaced_after_the_end(parent: Parent) -> None:

@@ -65,7 +65,7 @@ REASONS = {
     "cluster/ray_actors.py::end_of": HAS_RESULT,
     "cluster/ray_session.py::_init.run": "stays on purpose: Ray's processes end with this thread",
     "cluster/supervisor.py::Supervisor._watch": WOKEN_BY_DEATH,
-    "cluster/supervisor.py::Supervisor._report": "its sentinel says that it has ended",
+    "cluster/supervisor.py::_reap": "its sentinel says that it has ended",
     "engine/core.py::EngineCore._execute": (
         "the executor fails its futures: at a worker's death, and at the latest after"
         " RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS"
