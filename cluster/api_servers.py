@@ -9,8 +9,6 @@ event loop hangs (`pulse`).
 import dataclasses
 import logging
 import math
-import os
-import signal
 import socket
 import threading
 import time
@@ -104,10 +102,11 @@ class ApiServers:
         self._first_loaded_at = 0.0
         self._supervisor = Supervisor(
             self._on_child_death,
-            lambda index, epoch: self._is_over or (index, epoch) in self._hung,
+            lambda index, epoch: self._is_over or (index, epoch) in self._given_up,
             are_deaths_apart=ranks is not None,
         )
-        self._hung: set[tuple[int, int]] = set()
+        self._given_up: dict[tuple[int, int], str] = {}
+        """Why, by index and epoch: these are killed, and the cause is in the log."""
         self._policy = Replacement(len(configs))
         self._memory = Memory()
         self._dropped_before: dict[int, float] = {}
@@ -228,17 +227,14 @@ class ApiServers:
 
     def _check_pulse(self) -> None:
         now = time.monotonic()
+        epochs = self._supervisor.epochs
         with self._lock:
             due, hung = self._pulse.due(now), self._pulse.hung(now)
         for index in due:
             self._channels[index].send(Ping())
         if hung is not None:
-            name = f"API server {self._configs[hung].title} pid={self._supervisor.pids[hung]}"
-            cause = f"{name} hung: its event loop has not turned for {SILENCE_S:.0f} s"
-            if self._ranks is None:
-                self.mark_dead(None, cause, is_first=True)
-            else:
-                self._kill(hung, cause)
+            cause = f"hung: its event loop has not turned for {SILENCE_S:.0f} s"
+            self._give_up(hung, epochs[hung], cause)
 
     def _check_start(self) -> None:
         """One that stands still while it loads would keep all others waiting for ever. They know
@@ -343,6 +339,7 @@ class ApiServers:
     def _replace(self, index: int, epoch: int, cause: str) -> None:
         """Start an API server in the place of one that is gone, while others serve."""
         died_at = time.time()
+        cause = self._given_up.get((index, epoch), cause)
         with self._lock:
             verdict = self._policy.take_loss(index, epoch, time.monotonic())
             num_up = self._policy.num_up
@@ -397,13 +394,15 @@ class ApiServers:
             if other != index:
                 channel.send(message)
 
-    def _kill(self, index: int, cause: str) -> None:
-        """End one that hangs. What follows its death comes next."""
-        epoch, pid = self._supervisor.epochs[index], self._supervisor.pids[index]
-        if (index, epoch) not in self._hung and pid is not None:
-            self._hung.add((index, epoch))
+    def _give_up(self, index: int, epoch: int, why: str) -> None:
+        """End an API server that does not work any more; where it is replaced, only that."""
+        cause = f"API server {self._configs[index].title} pid={self._supervisor.pids[index]} {why}"
+        if self._ranks is None:
+            self.mark_dead(None, cause, is_first=True)
+        elif (index, epoch) not in self._given_up:
+            self._given_up[index, epoch] = cause
             logger.error("first cause: %s", cause)
-            os.kill(pid, signal.SIGKILL)
+            self._supervisor.kill(index, epoch)
 
 
 def _child(

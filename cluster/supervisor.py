@@ -178,6 +178,14 @@ class Supervisor:
             self._children[index], self._processes[index] = child, process
         self._wake_writer.send_bytes(_LOOK_AGAIN)
 
+    def kill(self, index: int, epoch: int) -> None:
+        """Kill a child. Nothing happens if it is gone, or another has its number by now. What
+        follows its death comes next."""
+        with self._lock:
+            child, process = self._children[index], self._processes[index]
+            if child.epoch == epoch and process.pid is not None:
+                process.kill()  # not by its number, which may be a stranger's once it is reaped
+
     def _end_for_good(self, child: Child, process: BaseProcess) -> None:
         if process.pid is None:
             return

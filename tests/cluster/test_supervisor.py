@@ -234,6 +234,28 @@ def test_nothing_is_left_of_a_core_that_is_replaced(
     assert supervisors[0].exit_codes == [None]
 
 
+def test_only_the_incarnation_that_is_meant_is_killed(
+    parent: Parent, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has its number by now is left alone: another child, or a stranger once the process
+    is reaped."""
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why, are_deaths_apart=True))
+    supervisors[0].start([core(sleep, epoch=1)], "spawn")
+    supervisors[0].watch()
+    with monkeypatch.context() as guarded:
+        killed = Mock()
+        guarded.setattr(os, "kill", killed)
+        supervisors[0].kill(0, 0)
+        killed.assert_not_called()
+
+    supervisors[0].kill(0, 1)
+    assert parent.died.wait(10)
+    with monkeypatch.context() as guarded:
+        guarded.setattr(os, "kill", killed)
+        supervisors[0].kill(0, 1)
+        killed.assert_not_called()
+
+
 def test_a_start_that_fails_can_be_tried_again(
     parent: Parent, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
