@@ -229,16 +229,19 @@ class ApiServers:
         now = time.monotonic()
         epochs = self._supervisor.epochs
         with self._lock:
-            due, hung = self._pulse.due(now), self._pulse.hung(now)
+            due, hung, late = self._pulse.due(now), self._pulse.hung(now), self._pulse.late(now)
         for index in due:
             self._channels[index].send(Ping())
         if hung is not None:
             cause = f"hung: its event loop has not turned for {SILENCE_S:.0f} s"
             self._give_up(hung, epochs[hung], cause)
+        if late is not None:
+            cause = f"has not loaded within {self._configs[late].api.start_timeout_s:.0f} s"
+            self._give_up(late, epochs[late], cause)
 
     def _check_start(self) -> None:
         """One that stands still while it loads would keep all others waiting for ever. They know
-        more of engine cores that are late, and speak first."""
+        more of engine cores that are late, and speak first. Newcomers are the pulse's."""
         limit_s = self._configs[0].api.start_timeout_s
         if self._is_serving or time.monotonic() < self._began_s + limit_s + _SPEAKS_LAST_S:
             return
@@ -369,6 +372,9 @@ class ApiServers:
             self._channels[index] = channel = Channel(ours)
             self._metrics.replace(index)
             child = dataclasses.replace(_child(config, http_socket, theirs), epoch=epoch)
+            with self._lock:
+                within_s = config.api.start_timeout_s + _SPEAKS_LAST_S
+                self._pulse.expect(index, time.monotonic() + within_s)
             self._supervisor.restart(index, child, "spawn")
         finally:
             http_socket.close()

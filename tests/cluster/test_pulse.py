@@ -43,3 +43,16 @@ def test_who_has_slept_itself_gives_a_new_chance() -> None:
     assert run(pulse, 0, 3) is None
     assert pulse.hung(60.0) is None
     assert run(pulse, 60, 60 + SILENCE_S + 1) == 0
+
+
+def test_a_newcomer_has_to_serve_in_time() -> None:
+    """One that has begun to serve is asked like all others, and one that has died is forgotten."""
+    pulse = Pulse()
+    for index in range(3):
+        pulse.expect(index, 10.0)
+    assert pulse.late(10.0) is None
+    pulse.take(0, 9.0)
+    pulse.forget(1)
+    assert pulse.late(11.0) == 2
+    pulse.forget(2)
+    assert pulse.late(11.0) is None

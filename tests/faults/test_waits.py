@@ -39,10 +39,11 @@ REASONS = {
     "api/threads.py::_Lane._work": PARKED,
     "api/wire_sockets.py::WireSockets.close": LINGER,
     "cluster/api_server_process.py::_Command.wait_for_begin": (
-        "the channel's end wakes it, and the command ends us with itself"
+        "the channel's end wakes it, and the command ends us with itself, or if we are late"
     ),
     "cluster/api_server_process.py::_Command.may_serve": (
-        "the command ends all if one of us does not load in time (`ApiServers._check_start`)"
+        "the command ends all if one of us does not load in time (`ApiServers._check_start`), and"
+        " a newcomer alone (`ApiServers._check_pulse`), which need not wait for others"
     ),
     "cluster/api_servers.py::ApiServers.run": HAS_RESULT,
     "cluster/batch/command.py::_unless_ended": (

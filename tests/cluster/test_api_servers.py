@@ -1,0 +1,146 @@
+"""Several API servers and what the command does when one of them misbehaves. The children here only
+talk; real ones are in tests/integration/test_processes.py and tests/faults."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.config import ApiConfig
+from api.engine_handle import Loss
+from cluster import api_servers, replacement
+from cluster.api_server_process import ApiServerConfig
+from cluster.api_servers import ApiServers
+from cluster.channel import Begin, Channel, Loaded, Ping, Pong
+from cluster.deadline import Deadline
+from cluster.supervisor import Child
+from engine.bound import BoundSocket, ServerWires
+from engine.lifecycle import StopFlag
+from engine.wire import EngineReady
+from tests.helpers.server import wait_for
+
+Main = Callable[[ApiServerConfig, socket.socket, "Connection[bytes, bytes]"], None]
+
+
+def answer(
+    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
+) -> None:
+    """An API server that loads at once and answers the command."""
+    channel = Channel(connection)
+    with contextlib.suppress(EOFError):
+        while True:
+            match channel.receive():
+                case Begin():
+                    channel.send(Loaded([]))
+                case Ping():
+                    channel.send(Pong([]))
+
+
+def hang_as_newcomer(
+    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
+) -> None:
+    """One that never loads if it takes the place of another."""
+    if config.joins:
+        time.sleep(600)
+    answer(config, http_socket, connection)
+
+
+class Ranks:
+    """Nothing happens to them."""
+
+    def on_loss(self, loss: Loss) -> None: ...
+
+    def on_up(self, ready: EngineReady) -> None: ...
+
+
+class World:
+    """Two API servers that run `main`, and the command around them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.stop = StopFlag()
+        self.has_served = threading.Event()
+        self.codes: list[int] = []
+        self._thread: threading.Thread | None = None
+
+    def serve(self, main: Main, *, replaces: bool) -> ApiServers:
+        def child(config: ApiServerConfig, *ends: Any) -> Child:
+            arguments = (config, *ends)
+            return Child(kind="API server", title=config.title, main=main, arguments=arguments)
+
+        self._monkeypatch.setattr(api_servers, "_child", child)
+        self._monkeypatch.setattr(api_servers, "_LAST_ANSWERS_S", 0.0)
+        api = ApiConfig(served_model_names=("m",), start_timeout_s=60.0, shutdown_timeout_s=0.0)
+        configs = [
+            ApiServerConfig(
+                api=api, client_index=index, num_engines=1, step_timeout_s=60.0, log_level="INFO"
+            )
+            for index in range(2)
+        ]
+        sockets = [socket.create_server(("127.0.0.1", 0), reuse_port=True)]
+        sockets.append(socket.create_server(sockets[0].getsockname()[:2], reuse_port=True))
+        front = ApiServers(
+            configs, sockets, lambda *_: self.has_served.set(), Ranks() if replaces else None
+        )
+
+        def start() -> Path:
+            wires = [
+                ServerWires(request=BoundSocket("ipc://r"), output=BoundSocket("ipc://o"))
+                for _ in configs
+            ]
+            front.bind(wires)
+            front.begin(Path("folder"), None, Deadline(60.0))
+            return Path("folder")
+
+        self._thread = threading.Thread(
+            target=lambda: self.codes.append(front.run(start, self.stop)), daemon=True
+        )
+        self._thread.start()
+        assert self.has_served.wait(30)
+        return front
+
+    def close(self) -> None:
+        self.stop.set()
+        if self._thread is not None:
+            self._thread.join(30)
+            assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(monkeypatch)
+    yield world
+    world.close()
+
+
+def first_causes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "first cause:" in r.getMessage()]
+
+
+def test_a_newcomer_that_hangs_while_it_loads_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And in the end the server ends, with that cause: nobody else would ever hear of it."""
+    front = world.serve(hang_as_newcomer, replaces=True)
+    monkeypatch.setattr(replacement, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(api_servers, "_SPEAKS_LAST_S", 0.2 - 60.0)
+    pid = front._supervisor.pids[1]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    wait_for(lambda: front.death is not None, "the end", 40)
+    killed, *hung = first_causes(caplog)
+    assert f"APIServer_1 pid={pid} " in killed
+    assert "SIGKILL" in killed
+    assert len(hung) == 3
+    assert all("has not loaded within 60 s" in each for each in hung)
+    assert front.death is not None
+    assert "has not loaded" in front.death.cause
