@@ -23,6 +23,7 @@ from cluster.api_server_process import ApiServerConfig
 from cluster.api_server_process import main as api_server_main
 from cluster.channel import (
     Allow,
+    AnyMessage,
     Begin,
     Channel,
     Death,
@@ -218,9 +219,12 @@ class ApiServers:
         self._metrics.start()
         self._listeners = [self._start_listener(index) for index in range(len(self._channels))]
 
-    def _start_listener(self, index: int) -> threading.Thread:
+    def _start_listener(self, index: int, epoch: int = 0) -> threading.Thread:
         listener = threading.Thread(
-            target=self._listen, args=(index, self._channels[index]), name="api-server", daemon=True
+            target=self._listen,
+            args=(index, epoch, self._channels[index]),
+            name="api-server",
+            daemon=True,
         )
         listener.start()
         return listener
@@ -274,56 +278,59 @@ class ApiServers:
                 name = f"API server {config.title} pid={pid}"
                 self.mark_dead(None, f"{name} {describe_exit(code)} while draining", is_first=True)
 
-    def _listen(self, index: int, channel: Channel) -> None:
-        while True:
-            try:
-                message = channel.receive()
-            except EOFError:
-                self._metrics.drop(index)
-                return
-            match message:
-                case Loaded() if self._is_serving:
-                    self._let_join(index)
-                case Loaded(ready):
-                    with self._lock:
-                        self._loaded.add(index)
-                        self._first_loaded_at = self._first_loaded_at or time.monotonic()
-                        self._pulse.take(index, time.monotonic())
-                        is_last = len(self._loaded) == len(self._configs)
-                    if is_last and self.death is None:
-                        self._is_serving = True
-                        self._policy.serve()
-                        for each in ready:
-                            self._memory.take_ready(each)
-                        for other in self._channels:
-                            other.send(Serve())
-                        self._on_ready(ready, time.monotonic() - self._first_loaded_at)
-                case Refusal(text):
-                    self._refusal = self._refusal or text
-                    self._bell.ring()
-                case Death(engine_index, cause, is_first):
-                    self.mark_dead(engine_index, cause, is_first)
-                case Lost(engine_index, epoch, cause, is_first):
-                    assert self._ranks is not None
-                    self._ranks.on_loss(Loss(engine_index, epoch, cause, is_first))
-                case Up(each):
-                    assert self._ranks is not None
-                    self._memory.take_ready(each)
-                    self._ranks.on_up(each)
-                case Scrape(number):
-                    self._metrics.ask(index, number)
-                case Part(families):
-                    self._metrics.take(index, families)
-                case Pong(last_seen):
-                    self._last_seen = last_seen
-                    with self._lock:
-                        self._pulse.take(index, time.monotonic())
-                case (
-                    Wires() | Begin() | Serve() | Allow() | Drop() | PartWanted() | Whole() | Ping()
-                ):
-                    raise AssertionError("the command's words came from an API server")
-                case _:
-                    assert_never(message)
+    def _listen(self, index: int, epoch: int, channel: Channel) -> None:
+        try:
+            while True:
+                self._take(index, channel.receive())
+        except EOFError:
+            pass
+        except Exception as error:  # of ours, or its messages cannot be read
+            logger.warning("nobody listens to %s", self._configs[index].title, exc_info=True)
+            self._give_up(index, epoch, f"cannot be followed: {type(error).__name__}: {error}")
+        self._metrics.drop(index)
+
+    def _take(self, index: int, message: AnyMessage) -> None:
+        match message:
+            case Loaded() if self._is_serving:
+                self._let_join(index)
+            case Loaded(ready):
+                with self._lock:
+                    self._loaded.add(index)
+                    self._first_loaded_at = self._first_loaded_at or time.monotonic()
+                    self._pulse.take(index, time.monotonic())
+                    is_last = len(self._loaded) == len(self._configs)
+                if is_last and self.death is None:
+                    self._is_serving = True
+                    self._policy.serve()
+                    for each in ready:
+                        self._memory.take_ready(each)
+                    for other in self._channels:
+                        other.send(Serve())
+                    self._on_ready(ready, time.monotonic() - self._first_loaded_at)
+            case Refusal(text):
+                self._refusal = self._refusal or text
+                self._bell.ring()
+            case Death(engine_index, cause, is_first):
+                self.mark_dead(engine_index, cause, is_first)
+            case Lost(engine_index, epoch, cause, is_first):
+                assert self._ranks is not None
+                self._ranks.on_loss(Loss(engine_index, epoch, cause, is_first))
+            case Up(each):
+                assert self._ranks is not None
+                self._memory.take_ready(each)
+                self._ranks.on_up(each)
+            case Scrape(number):
+                self._metrics.ask(index, number)
+            case Part(families):
+                self._metrics.take(index, families)
+            case Pong(last_seen):
+                self._last_seen = last_seen
+                with self._lock:
+                    self._pulse.take(index, time.monotonic())
+            case Wires() | Begin() | Serve() | Allow() | Drop() | PartWanted() | Whole() | Ping():
+                raise AssertionError("the command's words came from an API server")
+            case _:
+                assert_never(message)
 
     @property
     def _is_over(self) -> bool:
@@ -380,7 +387,7 @@ class ApiServers:
             http_socket.close()
             theirs.close()
         self._memory.tell(channel, index, time.monotonic())
-        self._listeners[index] = self._start_listener(index)
+        self._listeners[index] = self._start_listener(index, epoch)
 
     def _let_join(self, index: int) -> None:
         """It has loaded, and the engine cores have found it."""

@@ -53,6 +53,19 @@ def hang_as_newcomer(
     answer(config, http_socket, connection)
 
 
+def talk_nonsense(
+    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
+) -> None:
+    """One that is asked and says what nobody can read."""
+    if config.client_index == 1 and not config.joins:
+        Channel(connection).send(Loaded([]))
+        while not isinstance(Channel(connection).receive(), Ping):
+            pass
+        connection.send_bytes(b"\xc1")
+        time.sleep(600)
+    answer(config, http_socket, connection)
+
+
 class Ranks:
     """Nothing happens to them."""
 
@@ -144,3 +157,20 @@ def test_a_newcomer_that_hangs_while_it_loads_is_tried_again(
     assert all("has not loaded within 60 s" in each for each in hung)
     assert front.death is not None
     assert "has not loaded" in front.death.cause
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_one_that_cannot_be_understood_is_as_good_as_dead(
+    world: World, caplog: pytest.LogCaptureFixture, *, replaces: bool
+) -> None:
+    """Nobody would hear of deaths from it, nor whether it answers."""
+    front = world.serve(talk_nonsense, replaces=replaces)
+    [pid, other] = front._supervisor.pids[1], front._supervisor.pids[0]
+
+    wait_for(lambda: first_causes(caplog), "a first cause")
+    [cause] = first_causes(caplog)
+    assert f"APIServer_1 pid={pid} cannot be followed: DecodeError: " in cause
+    if replaces:
+        wait_for(lambda: front._supervisor.epochs == [0, 1], "another in its place")
+        assert front._supervisor.pids[0] == other
+    assert (front.death is None) == replaces
