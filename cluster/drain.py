@@ -72,7 +72,15 @@ def _who_answers(pid: int) -> int:
     is_command = b"serve" in words and any(
         b"raywire" in word or word == b"cluster" for word in words
     )
-    return parent if is_command and _is_ours(_PROC / str(parent)) else pid
+    # A shell that runs the command has the same words, and would end without it.
+    return parent if is_command and _program(parent) == _program(pid) else pid
+
+
+def _program(pid: int) -> str | None:
+    """What a process runs; None where that is not ours to know."""
+    with contextlib.suppress(OSError):
+        return os.readlink(_PROC / str(pid) / "exe")
+    return None
 
 
 def _is_ours(entry: Path) -> bool:

@@ -5,7 +5,7 @@ Ray names a job by the command line of the process that connects, so hiding come
 
 from collections.abc import Sequence
 
-_SECRET = ("--api-key",)
+_SECRET = ("--api-key", "--admin-key", "--metrics-key")
 """Options whose value is a secret, in any command."""
 
 _HEADER = "--header"

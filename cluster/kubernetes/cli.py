@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from cluster.command_line import as_arguments
+from cluster.kubernetes import names
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.option_types import HumanInt
 from engine import __version__
@@ -107,7 +108,8 @@ def make_render_k8s(
 
         own = {name: flags.pop(name) for name in own_names}
         values = {**flags, "host": "0.0.0.0"}  # of the pod; a NetworkPolicy guards it
-        entrypoint = ["exec", "raywire", "serve", *as_arguments(serve, _of_a_job(values))]
+        _refuse_paths(serve, values)
+        entrypoint = ["raywire", "serve", *as_arguments(serve, _of_a_job(values))]
         config = serve_config(flags.pop("model"), {**flags, "data_parallel_backend": "ray"})
         output, overlay = own.pop("output"), own.pop("overlay")
         if output is not None:
@@ -158,11 +160,20 @@ def lint_k8s(files: Sequence[TextIO], is_json: bool) -> None:
         sys.exit(1)
 
 
+def _refuse_paths(serve: click.Command, values: dict[str, Any]) -> None:
+    """Files of this machine are not in the pod."""
+    for param in serve.params:
+        if isinstance(param.type, click.Path | click.File) and values.get(param.name or ""):
+            raise ConfigError(
+                f"{param.opts[-1]} names a file of this machine, and pods have others: keys come"
+                f" from the Secret {names.KEYS_SECRET}, TLS ends at the gateway, and anything else"
+                " belongs into the image, to be named in the manifest's entrypoint"
+            )
+
+
 def _of_a_job(values: dict[str, Any]) -> dict[str, Any]:
     """The flags of the server in the pod: its port binds all of the pod's addresses, ranks go where
     the pods are, and keys come from the Secret's file."""
-    from cluster.kubernetes import names
-
     if values.get("api_key"):
         raise ConfigError(
             "--api-key would stand in the manifest for all to read: put keys into the Secret"
@@ -173,4 +184,5 @@ def _of_a_job(values: dict[str, Any]) -> dict[str, Any]:
         **values,
         "data_parallel_size_local": local,
         "api_key_file": Path(names.KEYS_FOLDER) / names.API_KEYS,
+        "metrics_key_file": Path(names.KEYS_FOLDER) / names.METRICS_KEY,
     }

@@ -55,11 +55,13 @@ def _ray_job(deployment: Deployment) -> Document:
         "kind": "RayJob",
         "metadata": _metadata(deployment),
         "spec": {
-            "entrypoint": deployment.entrypoint,
+            # However the server ends, in order or not, the operator is to make another: only
+            # failures are tried again. The shell lives until the server has drained.
+            "entrypoint": f"trap : TERM; {deployment.entrypoint} ; exit 1",
             "runtimeEnvYAML": yaml.safe_dump({"env_vars": environment}),
             # No pod that follows the log for weeks, and submits a second time when it is moved.
             "submissionMode": "HTTPMode",
-            "backoffLimit": 10,
+            "backoffLimit": 1000,  # over the job's whole life
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 60,
             "rayClusterSpec": _cluster_spec(deployment),
@@ -69,7 +71,8 @@ def _ray_job(deployment: Deployment) -> Document:
 
 def _ray_cluster(deployment: Deployment) -> Document:
     metadata = _metadata(deployment)
-    metadata.setdefault("annotations", {})[names.ENTRYPOINT_ANNOTATION] = deployment.entrypoint
+    entrypoint = f"exec {deployment.entrypoint}"
+    metadata.setdefault("annotations", {})[names.ENTRYPOINT_ANNOTATION] = entrypoint
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -150,7 +153,7 @@ def _head_template(deployment: Deployment) -> Document:
             "secret": {
                 "secretName": names.KEYS_SECRET,
                 "defaultMode": 0o440,
-                "items": [{"key": names.API_KEYS, "path": names.API_KEYS}],
+                "items": [{"key": key, "path": key} for key in (names.API_KEYS, names.METRICS_KEY)],
             },
         }
     )

@@ -22,6 +22,8 @@ ACCEPTED_ANNOTATION = "raywire.io/accepted-findings"
 KEYS_SECRET = "raywire-keys"
 API_KEYS = "api-keys"
 """Key of that Secret: one API key a line."""
+METRICS_KEY = "metrics-key"
+"""Key of that Secret: what Prometheus shows."""
 HUB_TOKEN = "hub-token"
 """Key of that Secret, which may be missing: for models of the hub that ask for one."""
 

@@ -24,7 +24,7 @@ def secret_template() -> Document:
         "kind": "Secret",
         "metadata": {"name": names.KEYS_SECRET, "labels": {names.APP_LABEL: names.APP}},
         "type": "Opaque",
-        "stringData": {names.API_KEYS: "", names.HUB_TOKEN: ""},
+        "stringData": {names.API_KEYS: "", names.METRICS_KEY: "", names.HUB_TOKEN: ""},
     }
 
 
@@ -41,7 +41,7 @@ def pod_monitor() -> Document:
                 {
                     "port": "http",
                     "path": "/metrics",
-                    "bearerTokenSecret": {"name": names.KEYS_SECRET, "key": "metrics-key"},
+                    "bearerTokenSecret": {"name": names.KEYS_SECRET, "key": names.METRICS_KEY},
                 },
             ],
         },

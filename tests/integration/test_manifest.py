@@ -32,6 +32,7 @@ CLUSTER = SPEC["rayClusterSpec"]
 HEAD = CLUSTER["headGroupSpec"]
 [WORKERS] = CLUSTER["workerGroupSpecs"]
 KEY = "0123456789abcdef" * 4
+METRICS_KEY = "fedcba9876543210" * 4
 
 
 class Pods:
@@ -41,8 +42,9 @@ class Pods:
         self.head, self.worker = machines
         keys = folder / "keys"
         keys.mkdir()
-        (keys / names.API_KEYS).write_text(KEY + "\n")
-        (keys / names.API_KEYS).chmod(0o600)
+        for name, key in ((names.API_KEYS, KEY), (names.METRICS_KEY, METRICS_KEY)):
+            (keys / name).write_text(f"{key}\n")
+            (keys / name).chmod(0o600)
         self._places = {
             names.KEYS_FOLDER: str(keys),
             names.CACHE_FOLDER: str(environment.read(os.environ).cache_dir),
@@ -136,6 +138,9 @@ def test_the_declared_job_serves_and_drains(pods: Pods) -> None:
 
         body = {"model": "demo", "prompt": "The sea is", "max_tokens": 8, "temperature": 0}
         assert client.post("/v1/completions", json=body).status_code == 401
+        metrics = {"Authorization": f"Bearer {METRICS_KEY}"}
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers=metrics).status_code == 200
         client.headers["Authorization"] = f"Bearer {KEY}"
         assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 8
         assert KEY not in job.log
@@ -151,7 +156,7 @@ def test_the_declared_job_serves_and_drains(pods: Pods) -> None:
         pods.head.run(*hook, env=env, timeout_s=90)
         streamed.thread.join(30)
     assert streamed.finish_reasons == ["length"]
-    assert job.wait() == "SUCCEEDED"
+    assert job.wait() == "FAILED"  # so the operator makes another
     assert pods.asks(pods.head, readiness)  # nothing listens, and Ray is well
     ours = [each.args for host in (pods.head, pods.worker) for each in host.processes()]
     assert [args for args in ours if args.startswith(("RAYWIRE::", "ray::EngineCore"))] == []

@@ -353,7 +353,10 @@ def test_no_manifest_is_too_broken_to_check(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("quantity", "number"),
-    [("64Mi", 64 << 20), ("1500m", 1.5), ("2", 2), (3, 3), ("1G", 10**9), ("four", None)],
+    [
+        *[("64Mi", 64 << 20), ("1500m", 1.5), ("2", 2), (3, 3), ("1G", 10**9), ("8Ki", 8192)],
+        *[("1e9", 10**9), ("2Pi", 2 << 50), ("four", None), ("512ki", None)],
+    ],
 )
 def test_quantities_are_numbers(quantity: object, number: float | None) -> None:
     assert amount(quantity) == number

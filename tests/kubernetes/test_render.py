@@ -219,7 +219,13 @@ def test_a_server_is_what_its_flags_say(kind: str) -> None:
     )
     words = shlex.split(entrypoint)
 
-    assert words[:4] == ["exec", "raywire", "serve", "Qwen/Qwen3-8B"]
+    start = words.index("raywire")
+    assert words[start : start + 3] == ["raywire", "serve", "Qwen/Qwen3-8B"]
+    if kind == "rayjob":  # however it ends, it has failed, and is tried again
+        assert words[-3:] == [";", "exit", "1"]
+    else:
+        assert words[0] == "exec"
+    assert words[words.index("--metrics-key-file") + 1] == "/etc/raywire/keys/metrics-key"
     assert words[words.index("--api-key-file") + 1] == "/etc/raywire/keys/api-keys"
     assert words[words.index("--port") + 1] == "9000"
     assert words[words.index("--max-model-len") + 1] == "8192"
@@ -248,6 +254,8 @@ def test_versions_are_those_that_are_installed() -> None:
         ("some/model --gpu -dp 3 --data-parallel-size-local 2", "divide"),
         ("some/model --gpu --accept cpu", "a rule and a reason"),
         ("demo --kv-cache-memory-bytes 16M", "KV cache"),
+        ("some/model --gpu --admin-key-file pyproject.toml", "names a file of this machine"),
+        ("some/model --gpu --ssl-certfile pyproject.toml", "names a file of this machine"),
     ],
 )
 @pytest.mark.usefixtures("demo")

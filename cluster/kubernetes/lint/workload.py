@@ -21,9 +21,9 @@ GPU = "nvidia.com/gpu"
 DEFAULT_DRAIN_S = 20.0
 DEFAULT_PORT = 8000
 
-_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kMGT]i?)?")
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_UNITS |= {f"{each}i": 1024.0**power for power, each in enumerate("KMGTPE", start=1)}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)(m|[kMGTPE]|[KMGTPE]i)?")
 _SIZES = {
     "tensor_parallel_size": ("-tp", "--tensor-parallel-size"),
     "pipeline_parallel_size": ("-pp", "--pipeline-parallel-size"),
@@ -37,8 +37,7 @@ def amount(quantity: object) -> float | None:
     matched = _QUANTITY.fullmatch(str(quantity))
     if matched is None:
         return None
-    number, unit = float(matched[1]), matched[2] or ""
-    return number / 1000 if unit == "m" else number * _UNITS[unit]
+    return float(matched[1]) * _UNITS[matched[2] or ""]
 
 
 @dataclass(frozen=True)
