@@ -105,9 +105,14 @@ class Admission:
             self._is_shedding = not self._has_some_room()
         return self._is_shedding
 
-    def refusal(self, num_sequences: int = 1) -> OverloadedError | None:
-        """Why a request of so many sequences is turned away now, if it is. Counts it."""
-        reason = self._reason(num_sequences)
+    def refusal(self, num_sequences: int = 1, num_ahead: int = 0) -> OverloadedError | None:
+        """Why a request of so many sequences is turned away now, if it is. Counts it.
+
+        Args:
+            num_sequences: of the request.
+            num_ahead: sequences that are let in before it and count nowhere yet.
+        """
+        reason = self._reason(num_sequences + num_ahead)
         if reason is None:
             return None
         self._is_shedding = True

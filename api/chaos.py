@@ -141,10 +141,10 @@ def _pause_self(pid: int, pause_s: float) -> None:
 def _parent(folder: Path) -> int | None:
     """The parent of a process that lives: zombies have nothing to lose."""
     try:
-        state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+        state, parent, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if state == "Z" else int(parent)
+    return None if state == b"Z" else int(parent)
 
 
 def _title(pid: int) -> str | None:

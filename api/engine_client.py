@@ -73,8 +73,8 @@ _FENCE_INTERVAL_S = 1.0
 
 
 class EngineClient:
-    """The API server's side of wire 1. All methods but `bind`, `follow`, `allow`, `expect` and
-    `mark_dead` belong to the loop's thread.
+    """The API server's side of wire 1. All methods but `bind`, `follow`, `allow`, `expect`, `lose`
+    and `mark_dead`, and before `wait_ready` also `introduce`, belong to the loop's thread.
 
     Args:
         num_engines: engine cores of this server.
@@ -411,6 +411,9 @@ class EngineClient:
         self._take_ready(identity, self._decode_ready(body))
 
     def _take_ready(self, identity: bytes, ready: EngineReady) -> None:
+        if self._outlives_deaths:
+            # A successor may be heard of before the loss is: the streams would stay with the lost.
+            self._lose_earlier(ready)
         try:
             is_news = self._registry.take_ready(identity, ready, self._now())
         except ConfigError as difference:
@@ -423,6 +426,12 @@ class EngineClient:
             self._dispatcher.settle()
             if self.on_ready is not None:
                 self.on_ready(ready)
+
+    def _lose_earlier(self, ready: EngineReady) -> None:
+        if ready.engine_index < len(self.engines):
+            known = self.engines[ready.engine_index].ready
+            if known is not None and known.epoch < ready.epoch:
+                self._lose(known.engine_index, known.epoch, "another has taken its place")
 
     def _refuse(self, ready: EngineReady, difference: ConfigError) -> None:
         if self._outlives_deaths:
@@ -593,11 +602,11 @@ class EngineClient:
         if self._feed is not None:
             self._feed.check_silence(self._now())
         self._checked_at = self._now()
+        self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
         for engine in self.engines:
             if (cause := self._registry.why_hung(engine, self._now())) and self.death is None:
                 engine.state = "hung"
                 self._on_gone(engine, cause, is_first=True)
-        self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
     def _now(self) -> float:
         assert self._loop is not None

@@ -54,7 +54,7 @@ class FrontDoor:
         if not self._may_refuse or service.state != "serving":
             return None
         num_ahead = len(self._waiting) + self._num_begun
-        refusal = service.admission.refusal(1 + num_ahead)
+        refusal = service.admission.refusal(1, num_ahead)
         if refusal is None:
             return None
         failure, name = errors.describe(refusal), request_id(scope)

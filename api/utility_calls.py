@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine import utility
-from engine.errors import RaywireError, UnavailableError
+from engine.errors import EngineDeadError, RaywireError, UnavailableError
 from engine.wire import UtilityCall, UtilityOutput
 
 
@@ -44,10 +44,16 @@ class UtilityCalls:
             UnavailableError: no answer in time.
         """
         call_ids: list[int] = []
+        unreachable: RaywireError | None = None
         try:
             for index in indices:
                 call_ids.append(self._next_call_id)
-                self._start(index, method, args)
+                try:
+                    self._start(index, method, args)
+                except EngineDeadError as error:  # the others are asked all the same
+                    unreachable = unreachable or error
+            if unreachable is not None:
+                raise unreachable
             futures = [self._pending[call_id][1] for call_id in call_ids]
             async with asyncio.timeout(timeout_s):
                 answers = await asyncio.gather(*futures)

@@ -47,6 +47,7 @@ class WireSockets:
         self._readers: list[tuple[zmq.Socket[bytes], TakeFrames]] = []
         """In the order in which they are read."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_read_due = False
 
     @property
     def is_bound(self) -> bool:
@@ -111,9 +112,16 @@ class WireSockets:
                 raise
             return False
         # Sending handles the socket's pending commands, after which its descriptor stays silent
-        # about what came in meanwhile.
-        self._read(self._router, self._on_request_wire)
+        # about what came in meanwhile. It is read in the next turn: whoever sends is in the middle
+        # of something, and what comes may be about that.
+        if self._loop is not None and not self._is_read_due:
+            self._is_read_due = True
+            self._loop.call_soon(self._read_router)
         return True
+
+    def _read_router(self) -> None:
+        self._is_read_due = False
+        self._read(self._router, self._on_request_wire)
 
     def close(self) -> None:
         """Idempotent."""

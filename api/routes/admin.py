@@ -94,6 +94,7 @@ async def _profile(service: Service, *, is_start: bool) -> None:
             timeout_s=_PROFILE_TIMEOUT_S,
         )
         for index, rank in enumerate(service.ranks)
+        if service.client.engines[index].state != "lost"
     ]
     ends = await asyncio.gather(*calls, return_exceptions=True)
     failures = [end for end in ends if isinstance(end, BaseException)]

@@ -116,6 +116,26 @@ def test_when_to_come_back_is_when_there_is_room() -> None:
     assert times[-1] == pytest.approx(4, abs=1)
 
 
+def test_those_who_are_let_in_first_make_nobody_wait_longer() -> None:
+    """In a burst, requests that have been let in and count nowhere yet are ahead of each that is
+    refused: they take places, and no room in the line."""
+    plain, burst = World(max_requests=10), World(max_requests=10)
+    for world in (plain, burst):
+        for _ in range(10):
+            world.send()
+        world.finish(5, each_s=0.1)
+    for _ in range(5):
+        plain.send()
+    answers = [
+        [world.admission.refusal(1, num_ahead) for _ in range(30)]
+        for world, num_ahead in ((plain, 0), (burst, 5))
+    ]
+    times = [[each.retry_after_s for each in some if each is not None] for some in answers]
+
+    assert times[0] == times[1]
+    assert len(times[0]) == 30
+
+
 def test_many_tokens_take_longer_to_wait_for() -> None:
     """What is too much, by how fast prompts are computed."""
     world = World(max_tokens=1000)

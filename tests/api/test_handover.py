@@ -268,6 +268,52 @@ def test_a_loss_that_is_told_late_does_not_touch_the_successor(wires: ServerWire
         run_once(work(first))
 
 
+def test_a_successor_that_is_heard_of_before_the_loss_gets_the_streams(
+    wires: ServerWires,
+) -> None:
+    """The two come by different ways. What is told late then changes nothing."""
+
+    async def work(old: FakeEngine) -> None:
+        async with replacing(wires, 1) as client:
+            stream = client.stream(a_request())
+            outputs = await take_some(stream, 3)
+            old.is_paused = True
+            with FakeEngine(wires, counting_answer, epoch=1):
+                outputs += await read(stream)
+                client.lose(0, 0, "killed")
+                assert tokens_of(outputs) == EXPECTED
+                assert client.num_up == 1
+
+    with FakeEngine(wires, counting_answer, step_s=0.002) as old:
+        run_once(work(old))
+
+
+def test_ranks_that_come_back_together_share_the_streams(wires: ServerWires) -> None:
+    """Each goes to one of them: a READY that is read in between sends none of them twice."""
+
+    async def work() -> None:
+        async with replacing(wires) as client:
+            streams = [client.stream(a_request(f"r{i}")) for i in range(40)]
+            client.lose(0, 0, "killed")
+            client.lose(1, 0, "killed")
+            with (
+                FakeEngine(wires, counting_answer, epoch=1) as first,
+                FakeEngine(wires, counting_answer, index=1, epoch=1) as second,
+            ):
+                for stream in streams:
+                    assert tokens_of(await read(stream)) == EXPECTED
+                received = [each.request_id for each in (*first.received, *second.received)]
+                assert sorted(received) == sorted(f"r{i}" for i in range(40))
+                assert [load.num_own for load in client.balancer.loads] == [0, 0]
+
+    with (
+        FakeEngine(wires, counting_answer) as first,
+        FakeEngine(wires, counting_answer, index=1) as second,
+    ):
+        first.is_paused = second.is_paused = True
+        run_once(work())
+
+
 def test_without_the_option_a_death_ends_the_service(wires: ServerWires) -> None:
     async def work(first: FakeEngine) -> None:
         async with connected(wires, 2) as client:
