@@ -51,7 +51,7 @@ def test_lists_and_single_stop_strings_are_taken() -> None:
         ("top_k", 1.5),
         ("min_p", 1.1),
         ("n", 0),
-        ("n", 129),
+        ("n", 1025),
         ("n", True),
         ("seed", 2**63),
         ("max_tokens", 0),

@@ -243,7 +243,7 @@ def test_every_other_name_is_refused() -> None:
 @pytest.mark.row("S-50")
 def test_the_list_of_methods_is_what_the_design_says() -> None:
     """A longer list is a decision: it belongs into this test."""
-    assert set(utility.METHODS) == {"statistics", "reset_prefix_cache", "profile"}
+    assert set(utility.METHODS) == {"statistics", "reset_prefix_cache", "profile", "drop_client"}
 
 
 @pytest.mark.row("S-50")
@@ -297,7 +297,7 @@ def test_the_profiler_starts_and_stops_once(tmp_path: Path) -> None:
     harness = Harness()
     answers = harness.answers(
         ("profile", False, folder),
-        ("profile", True, "/nowhere"),
+        ("profile", True, "/proc/nowhere"),
         ("profile", True, folder),
         ("profile", True, folder),
         ("profile", False, folder),
