@@ -24,6 +24,9 @@ from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
 
+_COORDINATOR_LASTS_S = 15.0
+"""A coordinator that ends sooner has failed to start: it loads for a second or two."""
+
 
 class ApiSide(Protocol):
     """What is asked of the API servers: `front.Front` has it."""
@@ -61,7 +64,7 @@ class Replacer:
         self._is_draining = is_draining
         self._policy = Replacement(num_engines)
         self._coordinator = Replacement(1)
-        """Of the coordinator, which serves as soon as it has been started."""
+        """Of the coordinator. It says READY to nobody here, so it is up once it has lasted."""
         self._last_words: dict[tuple[int, int], str] = {}
         self._changed = threading.Condition()
         """Guards the two above."""
@@ -216,6 +219,7 @@ class Replacer:
         with self._changed:
             is_draining = self._is_draining() or self._is_closed
             verdict = self._coordinator.take_loss(0, epoch, time.monotonic())
+            self._changed.notify_all()
         match verdict:
             case Restart() if is_draining:
                 logger.warning("the coordinator is not replaced while the server ends")
@@ -230,8 +234,10 @@ class Replacer:
                     name="replace-coordinator",
                     daemon=True,
                 ).start()
-            case GoOn() | GiveUp():
-                self._front.mark_dead(None, cause)
+            case GiveUp(reason):
+                self._front.mark_dead(None, cause if reason is None else f"{cause}; {reason}")
+            case GoOn():  # to no coordinator: it is told of no drain
+                raise AssertionError("the coordinator cannot be done without")
             case None:
                 pass
             case _:
@@ -251,6 +257,10 @@ class Replacer:
                 self._take_coordinator(epoch, str(error))
             return
         with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or not self._coordinator.is_expected(0, epoch),
+                _COORDINATOR_LASTS_S,
+            )
             self._coordinator.take_ready(0, epoch)
 
     def _name(self, index: int) -> str:

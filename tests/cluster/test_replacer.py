@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from api.engine_handle import Loss
+from cluster import replacement, replacer
 from cluster.engine_group import EngineGroup
 from cluster.replacer import Replacer
 from engine.errors import EXIT_CONFIG, EngineDeadError, ServerError
@@ -147,8 +148,9 @@ def test_nothing_is_started_while_the_server_ends(
     assert "engine core DP1 is not replaced while the server ends; 1 of 2" in caplog.text
 
 
-def test_the_coordinator_is_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_coordinator_is_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it dies; one that cannot be started at all ends the server."""
+    monkeypatch.setattr(replacer, "_COORDINATOR_LASTS_S", 0.1)
     world.replacer.on_death(None, 0, "killed")
     world.wait_for_restart()
     assert world.restarted == [(-1, 1)]
@@ -158,3 +160,19 @@ def test_the_coordinator_is_replaced(world: World, caplog: pytest.LogCaptureFixt
     wait_for(lambda: world.replacer._coordinator.num_up == 1, "the new one")
     world.replacer.on_death(None, 1, "killed")
     wait_for(lambda: world.death is not None, "the end", 30)
+
+
+def test_a_coordinator_that_starts_and_ends_at_once_ends_the_server(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a process each time, and never serves: three tries, as for a rank."""
+    monkeypatch.setattr(replacement, "FIRST_DELAY_S", 0.0)
+    for epoch in range(4):
+        world.replacer.on_death(None, epoch, "exit code 1")
+        if epoch < 3:
+            world.wait_for_restart()
+            assert world.death is None
+
+    assert world.death is not None
+    assert world.death.cause == "exit code 1; it has failed to start 3 times in a row"
+    assert world.restarted == [(-1, 1), (-1, 2), (-1, 3)]
