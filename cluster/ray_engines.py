@@ -42,6 +42,7 @@ from cluster.ray_lease import RayLease
 from cluster.ray_watch import EndWatch
 from engine.config import CoordinatorAddresses, EngineConfig, WireConfig
 from engine.errors import EXIT_CONFIG, EXIT_FAILED, ServerError
+from engine.lifecycle import describe_exit
 from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,9 @@ class RayEngines:
         self._allow: Callable[[Sequence[bytes]], None] = lambda _: None
         self._engines: list[Actor] = []
         """The latest of each rank."""
-        self._refusals: dict[int, set[str]] = {}
-        """By engine core: ids of nodes where it cannot run, as was found after the start."""
+        self._refusals: dict[int, dict[str, str]] = {}
+        """By engine core: ids of nodes where it cannot run, as was found after the start, and
+        why."""
         self._coordinator = RayCoordinator(config, self._lease)
 
     # ----------------------------------------------------------------------------------- placing
@@ -236,10 +238,12 @@ class RayEngines:
         assert self._placement is not None
         old, lost = self._placement.ranks[engine_index], self._engines[engine_index]
         self._give_up(lost)
-        shunned = self._refusals.setdefault(engine_index, set())
+        refused = self._refusals.setdefault(engine_index, {})
         if lost.epoch and lost.end is not None and lost.end.exit_code == EXIT_CONFIG:
-            shunned.add(old.node.node_id)  # it has no such model, say
-        node = self._lease.room.move(old, shunned, is_local=self._host is None)
+            code = describe_exit(lost.end.exit_code)
+            cause = lost.end.cause or f"on node {old.node.label}: {code}"
+            refused[old.node.node_id] = cause  # it has no such model, say
+        node = self._lease.room.move(old, refused, is_local=self._host is None)
         logger.info("placed rank=%d epoch=%d node=%s", self._rank(old), epoch, node.label)
         self._placement = self._placement.moved(engine_index, node)
         actor = self._make_engine(self._placement.ranks[engine_index], epoch)

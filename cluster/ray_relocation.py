@@ -49,6 +49,29 @@ def choose_node(
     return at_home[0] if at_home else place(left, demand, 1).ranks[0].node
 
 
+def explain_refusals(
+    nodes: Iterable[Node], demand: RankDemand, refused: Mapping[str, str], *, is_local: bool
+) -> str | None:
+    """Why a rank will not run anywhere, if it has been refused by each node that lives and would be
+    large enough. None: there is another, though perhaps without room now, or none lives. Pure.
+
+    Args:
+        nodes, demand, is_local: as in `choose_node`.
+        refused: why, with the node's name, by its id.
+    """
+    able = [
+        node
+        for node in nodes
+        if node.is_alive
+        and (node.is_driver or not is_local)
+        and demand.fits_into(node.total, most=1)
+    ]
+    if not able or any(node.node_id not in refused for node in able):
+        return None
+    reasons = "; ".join(refused[node.node_id] for node in able)
+    return f"no node is left where it can run: {reasons}"
+
+
 def reachable_nodes(
     rows: Sequence[Mapping[str, Any]], timeout_s: float = _REACH_TIMEOUT_S
 ) -> set[str]:

@@ -8,7 +8,7 @@ whole servers.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from cluster.placement import (
     Strategy,
     place,
 )
-from cluster.ray_relocation import choose_node, reachable_nodes
+from cluster.ray_relocation import choose_node, explain_refusals, reachable_nodes
 from cluster.ray_session import RaySession
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -100,29 +100,31 @@ class Reservation:
             pause=self._pause,
         )
 
-    def move(self, place: RankPlace, shunned: Collection[str], *, is_local: bool) -> Node:
+    def move(self, place: RankPlace, refused: Mapping[str, str], *, is_local: bool) -> Node:
         """Give a rank's place up, with whatever still runs there, and reserve another: on its node,
         if that can be reached, else elsewhere. Waits as long as there is no room: nodes come back.
 
         Args:
             place: where it was.
-            shunned: ids of nodes where it cannot run.
+            refused: nodes where it cannot run, by id, and why.
             is_local: only the command's node will do.
+
+        Raises:
+            ServerError: it cannot run on any node that lives and is large enough.
         """
         self._give_back([place.rank])
         home: str | None = place.node.node_id
         is_told = False
         while True:
-            rows = [row for row in self._session.ray.nodes() if row["NodeID"] not in shunned]
+            rows = [row for row in self._session.ray.nodes() if row["NodeID"] not in refused]
             reachable = reachable_nodes(rows)
-            self._check_open()
             try:
+                self._check_open()
+                nodes = self._session.observe_nodes()
+                if why := explain_refusals(nodes, self._demand, refused, is_local=is_local):
+                    raise ServerError(why)
                 node = choose_node(
-                    self._session.observe_nodes(),
-                    self._demand,
-                    home=home,
-                    reachable=reachable,
-                    is_local=is_local,
+                    nodes, self._demand, home=home, reachable=reachable, is_local=is_local
                 )
                 if self._reserve([replace(place, node=node)], _GRANT_S, are_apart=True):
                     return node

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.placement import BusyError, Node, PlacementError, RankDemand, RankPlace, Resources
-from cluster.ray_relocation import choose_node, reachable_nodes
+from cluster.ray_relocation import choose_node, explain_refusals, reachable_nodes
 from cluster.ray_reservation import NODE_LABEL, Reservation
 from engine.errors import ServerError
 
@@ -62,6 +62,25 @@ def test_too_little_room_is_told_node_by_node() -> None:
         choose([node("c", FULL)])
     with pytest.raises(PlacementError, match="no node is alive"):
         choose([node("b")], reachable=set())
+
+
+def test_a_rank_that_every_node_refuses_will_not_run() -> None:
+    """A node that is full, or may be cut off, could still take it; one that is gone, too small or
+    out of reach of the wires could not."""
+    refused = {"a": "on node a: no model", "b": "on node b: no device"}
+    both = [HERE, node("b")]
+
+    def explain(*others: Node, is_local: bool = False) -> str | None:
+        return explain_refusals([*both, *others], RANK, refused, is_local=is_local)
+
+    assert explain(node("c", FULL)) is None
+    reasons = "no node is left where it can run: on node a: no model; on node b: no device"
+    assert explain(node("c", is_alive=False)) == reasons
+    assert explain(replace(node("c"), total=Resources(cpus=1))) == reasons
+    only_here = explain(node("c"), is_local=True)
+    assert only_here is not None
+    assert "node b" not in only_here
+    assert explain_refusals([], RANK, refused, is_local=False) is None, "nodes come back"
 
 
 def test_a_node_is_asked_itself_whether_it_is_there() -> None:
@@ -154,13 +173,26 @@ def test_a_rank_that_moves_leaves_the_others_where_they_are() -> None:
     assert cluster.reserved() == [["a"], ["b"]]
 
     cluster.nodes_there[1] = node("b", is_alive=False)
-    assert room.move(places[1], (), is_local=False).node_id == "a"
+    assert room.move(places[1], {}, is_local=False).node_id == "a"
     assert cluster.reserved() == [["a"], ["a"]]
-    assert room.move(places[0], {"a"}, is_local=False).node_id == "c"
+    assert room.move(places[0], {"a": "no"}, is_local=False).node_id == "c"
     assert cluster.reserved() == [["a"], ["c"]]
 
     room.give_back()
     assert cluster.reserved() == []
+    cluster.close()
+
+
+def test_a_rank_that_every_node_refuses_is_not_waited_for() -> None:
+    """The failure counts, with what the nodes have said; the rank has no place until the next."""
+    cluster = Cluster(HERE, node("b"))
+    room, places = reserve(cluster, lambda: None, are_apart=True)
+    refused = {"a": "on node a: no model", "b": "on node b: no model"}
+
+    for _ in range(2):
+        with pytest.raises(ServerError, match="can run: on node a: no model; on node b: no model"):
+            room.move(places[1], refused, is_local=False)
+    assert cluster.reserved() == [["a"]]
     cluster.close()
 
 
@@ -193,7 +225,7 @@ def test_a_lost_rank_waits_for_room_until_the_server_is_closed(
     timer = threading.Timer(1.2, closed.set)
     timer.start()
     with pytest.raises(ServerError, match="stopped"):
-        room.move(places[1], (), is_local=False)
+        room.move(places[1], {}, is_local=False)
     timer.join()
 
     [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
