@@ -91,6 +91,8 @@ class RayEngines:
         self._refusals: dict[int, dict[str, str]] = {}
         """By engine core: ids of nodes where it cannot run, as was found after the start, and
         why."""
+        self._moving = threading.Lock()
+        """Guards the placement, which threads change that restart different ranks."""
         self._coordinator = RayCoordinator(config, self._lease)
 
     # ----------------------------------------------------------------------------------- placing
@@ -245,7 +247,8 @@ class RayEngines:
             refused[old.node.node_id] = cause  # it has no such model, say
         node = self._lease.room.move(old, refused, is_local=self._host is None)
         logger.info("placed rank=%d epoch=%d node=%s", self._rank(old), epoch, node.label)
-        self._placement = self._placement.moved(engine_index, node)
+        with self._moving:
+            self._placement = self._placement.moved(engine_index, node)
         actor = self._make_engine(self._placement.ranks[engine_index], epoch)
         self._engines[engine_index] = actor
         self._run([actor], Deadline(self._config.engine.startup_timeout))

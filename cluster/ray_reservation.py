@@ -7,6 +7,7 @@ whole servers.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -62,6 +63,9 @@ class Reservation:
         """Of each rank: its group, and the number of its bundle there."""
         self._num_groups = 0
         self._demand = RankDemand(cpus=0)
+        self._moving = threading.Lock()
+        """Held from a look at the cluster until what it showed is reserved: ranks that move at the
+        same time would else be given the same room."""
 
     def take(
         self,
@@ -103,6 +107,7 @@ class Reservation:
     def move(self, place: RankPlace, refused: Mapping[str, str], *, is_local: bool) -> Node:
         """Give a rank's place up, with whatever still runs there, and reserve another: on its node,
         if that can be reached, else elsewhere. Waits as long as there is no room: nodes come back.
+        For any thread.
 
         Args:
             place: where it was.
@@ -112,22 +117,24 @@ class Reservation:
         Raises:
             ServerError: it cannot run on any node that lives and is large enough.
         """
-        self._give_back([place.rank])
+        with self._moving:
+            self._give_back([place.rank])
         home: str | None = place.node.node_id
         is_told = False
         while True:
             rows = [row for row in self._session.ray.nodes() if row["NodeID"] not in refused]
             reachable = reachable_nodes(rows)
             try:
-                self._check_open()
-                nodes = self._session.observe_nodes()
-                if why := explain_refusals(nodes, self._demand, refused, is_local=is_local):
-                    raise ServerError(why)
-                node = choose_node(
-                    nodes, self._demand, home=home, reachable=reachable, is_local=is_local
-                )
-                if self._reserve([replace(place, node=node)], _GRANT_S, are_apart=True):
-                    return node
+                with self._moving:
+                    self._check_open()
+                    nodes = self._session.observe_nodes()
+                    if why := explain_refusals(nodes, self._demand, refused, is_local=is_local):
+                        raise ServerError(why)
+                    node = choose_node(
+                        nodes, self._demand, home=home, reachable=reachable, is_local=is_local
+                    )
+                    if self._reserve([replace(place, node=node)], _GRANT_S, are_apart=True):
+                        return node
                 home = None  # somebody else has its room by now
             except (PlacementError, BusyError) as error:
                 if not is_told:

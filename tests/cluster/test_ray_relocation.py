@@ -1,8 +1,10 @@
 """Where a rank goes whose engine core is lost. The real thing is in tests/faults."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -193,6 +195,34 @@ def test_a_rank_that_every_node_refuses_is_not_waited_for() -> None:
         with pytest.raises(ServerError, match="can run: on node a: no model; on node b: no model"):
             room.move(places[1], refused, is_local=False)
     assert cluster.reserved() == [["a"]]
+    cluster.close()
+
+
+def test_two_ranks_that_move_at_once_do_not_get_the_same_room() -> None:
+    """Who has looked reserves before another looks."""
+
+    class SlowCluster(Cluster):
+        """Whoever looks gives others the time to look as well."""
+
+        barrier = threading.Barrier(2)
+
+        def observe_nodes(self) -> list[Node]:
+            taken = {name for names in self.reserved() for name in names}
+            seen = [
+                replace(each, available=FULL) if each.node_id in taken else each
+                for each in self.nodes_there
+            ]
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.barrier.wait(0.5)
+            return seen
+
+    cluster = SlowCluster(HERE, node("b"))
+    room, places = reserve(cluster, lambda: None, are_apart=True)
+    cluster.nodes_there = [node("c"), node("d"), node("e", FULL)]
+    cluster.barrier.reset()
+    with ThreadPoolExecutor(2) as threads:
+        moved = threads.map(lambda place: room.move(place, {}, is_local=False).node_id, places)
+        assert sorted(moved) == ["c", "d"]
     cluster.close()
 
 
