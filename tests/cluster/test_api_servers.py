@@ -1,16 +1,12 @@
 """Several API servers and what the command does when one of them misbehaves. The children here only
 talk; real ones are in tests/integration/test_processes.py and tests/faults."""
 
-import contextlib
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,51 +15,13 @@ from api.engine_handle import Loss
 from cluster import api_servers, replacement
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_servers import ApiServers
-from cluster.channel import Begin, Channel, Loaded, Ping, Pong
 from cluster.deadline import Deadline
 from cluster.supervisor import Child
 from engine.bound import BoundSocket, ServerWires
 from engine.lifecycle import StopFlag
 from engine.wire import EngineReady
 from tests.helpers.server import wait_for
-
-Main = Callable[[ApiServerConfig, socket.socket, "Connection[bytes, bytes]"], None]
-
-
-def answer(
-    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
-) -> None:
-    """An API server that loads at once and answers the command."""
-    channel = Channel(connection)
-    with contextlib.suppress(EOFError):
-        while True:
-            match channel.receive():
-                case Begin():
-                    channel.send(Loaded([]))
-                case Ping():
-                    channel.send(Pong([]))
-
-
-def hang_as_newcomer(
-    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
-) -> None:
-    """One that never loads if it takes the place of another."""
-    if config.joins:
-        time.sleep(600)
-    answer(config, http_socket, connection)
-
-
-def talk_nonsense(
-    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
-) -> None:
-    """One that is asked and says what nobody can read."""
-    if config.client_index == 1 and not config.joins:
-        Channel(connection).send(Loaded([]))
-        while not isinstance(Channel(connection).receive(), Ping):
-            pass
-        connection.send_bytes(b"\xc1")
-        time.sleep(600)
-    answer(config, http_socket, connection)
+from tests.helpers.talking_children import hang_as_newcomer, talk_nonsense
 
 
 class Ranks:
@@ -84,9 +42,9 @@ class World:
         self.codes: list[int] = []
         self._thread: threading.Thread | None = None
 
-    def serve(self, main: Main, *, replaces: bool) -> ApiServers:
-        def child(config: ApiServerConfig, *ends: Any) -> Child:
-            arguments = (config, *ends)
+    def serve(self, main: Callable[..., None], *, replaces: bool) -> ApiServers:
+        def child(config: ApiServerConfig, _: socket.socket, connection: object) -> Child:
+            arguments = (config.client_index, config.joins, connection)
             return Child(kind="API server", title=config.title, main=main, arguments=arguments)
 
         self._monkeypatch.setattr(api_servers, "_child", child)
