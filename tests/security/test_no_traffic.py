@@ -51,7 +51,9 @@ class Canary:
     def _count(self, receive: Any) -> None:
         with contextlib.suppress(OSError):
             while True:
-                receive()
+                came, _ = receive()
+                if isinstance(came, socket.socket):
+                    came.close()
                 self.num_visits += 1
 
     def close(self) -> None:

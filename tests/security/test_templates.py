@@ -55,7 +55,7 @@ def test_an_endless_template_is_the_clients_fault(server: HttpServer, template: 
     response = server.chat(chat_template=template)
 
     assert response.status_code == 400, response.text
-    assert time.process_time() - began < 3 * RENDER_S
+    assert time.process_time() - began < 10 * RENDER_S  # of all threads of this process
     assert response.json()["error"]["param"] == "chat_template"
     assert server.chat(chat_template="{{ messages[0].content }}").status_code == 200
 
