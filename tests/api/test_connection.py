@@ -188,7 +188,7 @@ def test_rubbish_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None
                 read_all(client)
 
     counts = [re.search(r"num_ended=(\d+)", record.getMessage()) for record in caplog.records]
-    assert [found and found[1] for found in counts] == ["1", "2", "4", "8", "16"]
+    assert [found[1] for found in counts if found] == ["1", "2", "4", "8", "16"]
 
 
 def test_a_stream_over_http_1_0_has_no_chunks(server: HttpServer) -> None:
