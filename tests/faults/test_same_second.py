@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.mark.row("F-45")
 def test_two_servers_that_start_in_the_same_second_both_serve() -> None:
-    """Twenty times, with one temporary folder and one cache, which is empty at first: separate
+    """Ten times, with one temporary folder and one cache, which is empty at first: separate
     ports and sockets, right answers from both, and nothing is left."""
     with (
         tempfile.TemporaryDirectory(prefix="rw-") as shared,
         tempfile.TemporaryDirectory() as cache,
     ):
         env = {"TMPDIR": shared, "RAYWIRE_RPC_BASE_PATH": shared, "RAYWIRE_CACHE_DIR": cache}
-        for number in range(20):
+        for number in range(10):
             with contextlib.ExitStack() as stack:
                 servers = [
                     stack.enter_context(running_server("scripted", env=env, is_ready_awaited=False))
