@@ -3,7 +3,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -107,22 +107,13 @@ def make_render_k8s(
         from cluster.kubernetes.files import rendered
 
         own = {name: flags.pop(name) for name in own_names}
-        values = {**flags, "host": "0.0.0.0"}  # of the pod; a NetworkPolicy guards it
-        _refuse_paths(serve, values)
-        entrypoint = ["raywire", "serve", *as_arguments(serve, _of_a_job(values))]
+        output, overlay = own.pop("output"), own.pop("overlay") or own["name"]
+        entrypoint = _entrypoint(serve, flags)
         config = serve_config(flags.pop("model"), {**flags, "data_parallel_backend": "ray"})
-        output, overlay = own.pop("output"), own.pop("overlay")
-        if output is not None:
-            overlay = overlay or own["name"]
-        files = rendered(config, entrypoint, overlay=overlay if output else None, **own)
         if output is None:
-            click.echo(files[""], nl=False)
-            return
-        for name, content in files.items():
-            path = output / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-            click.echo(path)
+            click.echo(rendered(config, entrypoint, overlay=None, **own)[""], nl=False)
+        else:
+            _write(output, rendered(config, entrypoint, overlay=overlay, **own))
 
     own_names = [str(param.name) for param in render_k8s.params if param.name != "model"]
     taken = {"model", *own_names}
@@ -158,6 +149,21 @@ def lint_k8s(files: Sequence[TextIO], is_json: bool) -> None:
     click.echo(json.dumps(to_json(findings), indent=2) if is_json else show(findings))
     if any(finding.accepted is None for finding in findings):
         sys.exit(1)
+
+
+def _entrypoint(serve: click.Command, flags: dict[str, Any]) -> list[str]:
+    """The command line of the server in its pod."""
+    values = {**flags, "host": "0.0.0.0"}  # of the pod; a NetworkPolicy guards it
+    _refuse_paths(serve, values)
+    return ["raywire", "serve", *as_arguments(serve, _of_a_job(values))]
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        click.echo(path)
 
 
 def _refuse_paths(serve: click.Command, values: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ INSIDE = re.compile(
     + "|".join(re.escape(str(each)) for each in (Path.home(), Path.cwd(), tempfile.gettempdir()))
     + rf"|\b{re.escape(socket.gethostname())}\b|\b{os.getpid()}\b"
 )
-CAUSE = f'Worker pid={os.getpid()} exited: File "/root/x.py", line 3, at 0x7f00deadbeef'
+CAUSE = f'Worker pid={os.getpid()} exited: File "/srv/x.py", line 3, at 0x7f00deadbeef'
 
 CHAT = {
     "model": "m",

@@ -71,6 +71,9 @@ async def ask(
         exchange.end, exchange.why = "hung", f"no end within {limit_s:.0f} s"
     except Improper as error:
         exchange.end, exchange.why = "improper", str(error)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        # Not JSON, or not of the shape that the API promises.
+        exchange.end, exchange.why = "improper", f"{type(error).__name__}: {error}"
     except aiohttp.ClientConnectorError as error:
         exchange.end, exchange.why = "down", str(error)
     except (aiohttp.ClientError, OSError) as error:

@@ -83,6 +83,8 @@ class Load:
         self.num_tokens = 0
         self.wrong: list[str] = []
         """Answers that are not what they must be whatever happens."""
+        self._failure: BaseException | None = None
+        """What has ended the clients before their time."""
         self._thread = threading.Thread(target=self._run, name="load")
 
     def start(self) -> None:
@@ -93,9 +95,14 @@ class Load:
         self._is_over = True
         self._thread.join(self._part.limit_s + 10.0)
         wait_for(lambda: not self._thread.is_alive(), "all clients have ended", 5.0)
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
-        asyncio.run(self._keep_busy())
+        try:
+            asyncio.run(self._keep_busy())
+        except BaseException as error:  # noqa: BLE001  # a run without load proves nothing: `stop`
+            self._failure = error
 
     async def _keep_busy(self) -> None:
         async with (
