@@ -1,4 +1,4 @@
-"""Counter-based noise: the uniform number of a row is a pure function of (key, tokens so far).
+"""Counter-based noise: the uniform numbers of a row are a pure function of (key, tokens so far).
 
 Used by `sampler`. There is no generator whose state could be lost: a request draws the same numbers
 whatever else is in the batch. With a seed it does so too after preemption, and when another process
@@ -25,15 +25,19 @@ def nth_key(key: int, n: int) -> int:
     return int(_draw(np.array([key], np.uint64), np.array([n], np.uint64))[0])
 
 
-def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one number per row, strictly between 0 and 1.
+def uniforms(
+    keys: NDArray[np.uint64], counters: NDArray[np.int64], width: int
+) -> NDArray[np.float64]:
+    """Return `width` numbers per row, `[n, width]`, strictly between 0 and 1.
 
     Args:
         keys: `[n]`, from `key_of_seed`.
-        counters: `[n]`, how many numbers of the key came before.
+        counters: `[n]`, how many draws of the key came before.
+        width: of every draw of a key.
     """
+    places = counters[:, None] * width + np.arange(width)
     # 52 bits and a half: every value is exact, and neither 0 nor 1 occurs.
-    bits = _draw(keys, counters.astype(np.uint64)) >> np.uint64(12)
+    bits = _draw(keys[:, None], places.astype(np.uint64)) >> np.uint64(12)
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 

@@ -2,7 +2,7 @@
 
 Used by `model_runner` on the rank that replies. Holds per request what must outlive a step; what
 rows are made of is elsewhere: `token_masks` (of structured output), `logit_edits` (bias, penalties,
-bans), `token_choice` (best tokens, cuts, draws), `noise` (the uniform of a row) and `logprobs`.
+bans), `token_choice` (best tokens, cuts, draws), `noise` (the uniforms of a row) and `logprobs`.
 
     logits -> masks -> edits -> best token ------------------------------------> greedy rows
                             \\-> temperature -> min-p -> top-k -> top-p -> draw -> random rows
@@ -168,7 +168,9 @@ class Sampler:
     ) -> NDArray[np.int64]:
         """Return a random token for each of the rows."""
         slots = self._slots([request_ids[row] for row in rows])
-        uniform = noise.uniforms(self._table.key[slots], self._table.num_output[slots])
+        uniform = noise.uniforms(
+            *(self._table.key[slots], self._table.num_output[slots]), token_choice.NUM_NUMBERS
+        )
         cuts = token_choice.Cuts(
             temperature=self._table.temperature[slots],
             top_k=self._table.top_k[slots],

@@ -9,6 +9,11 @@ model's forward pass. So a row is cut into groups of 128 tokens:
 The best token lies in the group with the best maximum, and the best K tokens lie in the K groups
 with the best maxima. What is left to look at is small.
 
+A draw among many tokens is three draws among few, each with a number of its own: one of the ranges
+of 64 groups, one of its groups, one of that one's tokens. One number over 200,000 tokens would do,
+but it lies so near to some token's edge that the last bits of the logits, which depend on the size
+of a batch, change one draw in a few hundred; among 64 or 128 it is one in a few hundred thousand.
+
 Every result depends on its own row only, bit for bit: sums run over the 128 values of a group or in
 order over a row, never at once over a whole row, which torch splits by the number of threads.
 """
@@ -26,6 +31,12 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 GROUP = 128
+
+RANGE = 64
+"""Groups that are drawn as one, at first."""
+
+NUM_NUMBERS = 3
+"""Of noise, for a draw: of a range, of a group, of a token."""
 
 LEVELS = (64, 1024)
 """How many of the best tokens are looked at for min-p, top-k and top-p, before a row is sorted."""
@@ -212,7 +223,7 @@ def choose(
         maxima: `group_maxima` of them.
         rows: which rows.
         cuts: temperature and limits, one for each of `rows`.
-        uniform: the noise, between 0 and 1, one for each of `rows`.
+        uniform: the noise, between 0 and 1, `[len(rows), NUM_NUMBERS]`.
         scans: None leaves them to torch.
     """
     vocab_size = logits.shape[1]
@@ -232,8 +243,8 @@ def choose(
     is_pending = is_cut
     looks = _looks(logits, maxima, rows, cuts, totals, is_pending, scans)
     for part, values, token_ids in looks:
-        places, is_certain = _draw_cut(values, cuts.of(part), totals[part], uniform[part])
-        tokens[part] = token_ids[np.arange(len(part)), places]
+        drawn, is_certain = _draw_cut(values, token_ids, cuts.of(part), totals[part], uniform[part])
+        tokens[part] = drawn
         is_pending[part] = ~is_certain
     return tokens
 
@@ -292,36 +303,55 @@ def _tokens_above_cuts(
 
 
 def _draw_cut(
-    values: Floats, cuts: Cuts, totals: Floats, uniform: Floats
+    values: Floats, token_ids: Ints, cuts: Cuts, totals: Floats, uniform: Floats
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Cut candidates, draw one of what stays, and return its place in each row, `[n]`; also whether
-    each row is certain: no token that is not a candidate could have stayed.
+    """Cut candidates, and draw one of what stays: token ids, `[n]`; also whether each row is
+    certain: no token that is not a candidate could have stayed.
 
     Args:
         values: `[n, size]` logits, best first.
+        token_ids: `[n, size]`, whose they are.
         cuts: of these rows.
         totals: `[n]`, what top-p is a share of; NaN where that is all that the other cuts leave.
-        uniform: `[n]`.
+        uniform: `[n, NUM_NUMBERS]`.
     """
     # All is sorted, so a cut is a count.     distance 0 ... 745 | weight 1 ... 5e-324
     every = np.arange(len(values))
     with np.errstate(divide="ignore", invalid="ignore"):  # no min-p; a row that is broken
         distances = (values[:, :1] - values.astype(np.float64)) / cuts.temperature[:, None]
         farthest = np.minimum(-np.log(cuts.min_p), _FARTHEST)
-    cumulative = np.exp(-distances).cumsum(-1)
+    weights = np.exp(-distances)
+    cumulative = weights.cumsum(-1)
     num_left = np.minimum((distances <= farthest[:, None]).sum(-1), cuts.top_k)
     num_left = np.maximum(num_left, 1)
     has_total = ~np.isnan(totals)
     limits = cuts.top_p * np.where(has_total, totals, cumulative[every, num_left - 1])
     num_kept = np.minimum(1 + (cumulative < limits[:, None]).sum(-1), num_left)
     num_kept = np.where(cuts.top_p < 1, num_kept, num_left)
-    kept = cumulative[every, num_kept - 1]
-    target = np.minimum(uniform * kept, np.nextafter(kept, 0.0))
-    places = np.minimum((cumulative <= target[:, None]).sum(-1), num_kept - 1)
     # A token elsewhere is at most as good as the last candidate. So what stays is certain if all
     # of it is better than that.
     decisive = np.where(has_total, num_kept, num_left)
-    return places, values[every, decisive - 1] > values[:, -1]
+    is_certain = values[every, decisive - 1] > values[:, -1]
+    kept = cumulative[every, num_kept - 1]
+    target = np.minimum(uniform[:, 0] * kept, np.nextafter(kept, 0.0))
+    places = np.minimum((cumulative <= target[:, None]).sum(-1), num_kept - 1)
+    drawn = token_ids[every, places]
+    for row in (num_kept > LEVELS[0]).nonzero()[0]:
+        stays = slice(num_kept[row])
+        drawn[row] = _draw_kept(token_ids[row, stays], weights[row, stays], uniform[row])
+    return drawn, is_certain
+
+
+def _draw_kept(token_ids: Ints, weights: Floats, uniform: Floats) -> int:
+    """Draw one of many tokens, `[n]` in any order: a range of groups, a group, a token."""
+    for size, number in zip((GROUP * RANGE, GROUP, 1), uniform, strict=True):
+        parts = token_ids // size
+        parts -= parts.min()
+        cumulative = np.bincount(parts, weights).cumsum()
+        target = min(number * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
+        part = min((cumulative <= target).sum(), len(cumulative) - 1)
+        token_ids, weights = token_ids[parts == part], weights[parts == part]
+    return int(token_ids[0])
 
 
 def _draw(
@@ -332,38 +362,32 @@ def _draw(
     temperature: Floats,
     uniform: Floats,
 ) -> Tensor:
-    """Draw one token of each of some rows, `[len(rows)]`: first a group by its weight, then one of
-    its tokens."""
+    """Draw one token of each of some rows, `[len(rows)]`: a range of groups by its weight, one of
+    its groups, and one of that one's tokens."""
     vocab_size = logits.shape[1]
-    groups, share = _invert(weights.cumsum(-1), _on_device(uniform, logits))
+    of_range, of_group, of_token = _on_device(uniform, logits).unbind(-1)
+    short = -weights.shape[1] % RANGE
+    ranges = torch.nn.functional.pad(weights, (0, short)).unflatten(-1, (-1, RANGE))
+    drawn = _invert(ranges.sum(-1), of_range)
+    inside = ranges[torch.arange(len(drawn), device=drawn.device), drawn]
+    groups = drawn * RANGE + _invert(inside, of_group)
+    groups.clamp_(max=weights.shape[1] - 1)
     token_ids, where = _members(groups, vocab_size), _on_device(rows, logits)
     inside = logits.take(token_ids + (where * vocab_size).unsqueeze(1)).double()
     inside -= _take(maxima.index_select(0, where), groups).unsqueeze(1)
     inside.div_(_on_device(temperature, logits).unsqueeze(1)).exp_()
     inside.masked_fill_(_is_repeat(groups, vocab_size), 0.0)
-    return _take(token_ids, _invert(inside.cumsum(-1), share)[0])
+    return _take(token_ids, _invert(inside, of_token))
 
 
-def _invert(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the place where each row's cumulative sum passes `uniform` of its total, and the share
-    of that place's own part that lies before."""
-    target = _below(cumulative[:, -1], uniform)
-    places = _search(cumulative, target, right=True)
-    places.clamp_(max=cumulative.shape[1] - 1)  # a row with NaN may have no such place
-    upper = _take(cumulative, places)
-    lower = torch.where(places > 0, _take(cumulative, (places - 1).clamp_(min=0)), 0.0)
-    return places, (target - lower) / (upper - lower)
-
-
-def _below(totals: Tensor, uniform: Tensor) -> Tensor:
-    """Return `uniform` of the totals, below them also after rounding: what lies beyond a total has
-    no weight."""
-    return torch.minimum(uniform * totals, torch.nextafter(totals, torch.zeros_like(totals)))
-
-
-def _search(rising: Tensor, values: Tensor, right: bool = False) -> Tensor:
-    """Return how many of each row are below its value, or with `right` at most its value, `[n]`."""
-    return torch.searchsorted(rising, values.unsqueeze(1), right=right).squeeze(1)
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Return the place where each row's cumulative sum passes `uniform` of its total, `[n]`."""
+    cumulative = weights.cumsum(-1)
+    totals = cumulative[:, -1]
+    # Below the total also after rounding: what lies beyond it has no weight.
+    target = torch.minimum(uniform * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+    places = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    return places.clamp_(max=weights.shape[1] - 1)  # a row with NaN may have no such place
 
 
 def _members(groups: Tensor, vocab_size: int) -> Tensor:
