@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from types import TracebackType
 from typing import Any
 
 from cluster.placement import Node, Resources
+from cluster.ray_keeper import RayKeeper
 from cluster.ray_refusals import check_reachable, check_version, explain, why_open
 from engine.errors import ConfigError
 
@@ -81,13 +83,17 @@ def _is_no_news(record: logging.LogRecord) -> bool:
 class RaySession:
     """A connection to a Ray cluster. Made by `connect`; a context manager."""
 
-    def __init__(self, ray: Any, is_ours: bool) -> None:
+    def __init__(self, ray: Any, keeper: RayKeeper | None = None) -> None:
         self.ray = ray
-        self.is_ours = is_ours
-        """Whether we have started the cluster, and end it with the connection."""
+        self._keeper = keeper
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self.address: str = ray.util.get_node_ip_address()
         """Of this node, as Ray's other nodes know it."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we have started the cluster, and end it with the connection."""
+        return self._keeper is not None
 
     def observe_nodes(self) -> list[Node]:
         """The cluster's nodes as they are now, also dead ones."""
@@ -103,6 +109,8 @@ class RaySession:
     def close(self) -> None:
         """Disconnect; a cluster of our own ends. Idempotent."""
         self.ray.shutdown()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def end_within(self, timeout_s: float, end: Callable[[], None]) -> bool:
         """Run the last calls of Ray. Where the cluster's head is gone they wait for it, a minute or
@@ -152,7 +160,7 @@ def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
     logger.info("connecting to the Ray cluster at %s", named)
     # Always told where: left to search, Ray may find none, and then starts one without a word.
     _init(ray, named, CONNECT_TIMEOUT_S, address=named)
-    session = RaySession(ray, is_ours=False)
+    session = RaySession(ray)
     logger.info("connected to Ray %s as node %s", ray.__version__, session)
     addresses = [row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]]
     if warning := why_open(os.environ, addresses):
@@ -161,7 +169,7 @@ def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
 
 
 def _start(num_cpus: int | None) -> RaySession:
-    """A cluster of our own, on this node. It ends with us, however we end."""
+    """A cluster of our own, on this node, in a folder of its own. It ends with us, however we end."""
     # All of it before Ray is imported, which reads these only once.
     for name, value in _BEFORE_START.items():
         os.environ.setdefault(name, value)
@@ -172,16 +180,23 @@ def _start(num_cpus: int | None) -> RaySession:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray = load_ray()
     logger.info("no Ray cluster here; starting one on this node")
-    _init(
-        ray,
-        "local",
-        _START_TIMEOUT_S,
-        address="local",
-        num_cpus=None if num_cpus is None else max(num_cpus, len(os.sched_getaffinity(0))),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-    )
-    session = RaySession(ray, is_ours=True)
+    # A short name: Ray's sockets are in there, whose paths have at most 107 bytes.
+    keeper = RayKeeper(Path(tempfile.mkdtemp(prefix="rw-", dir=os.environ.get("RAY_TMPDIR"))))
+    try:
+        _init(
+            ray,
+            "local",
+            _START_TIMEOUT_S,
+            address="local",
+            num_cpus=None if num_cpus is None else max(num_cpus, len(os.sched_getaffinity(0))),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(keeper.folder),
+        )
+    except ConfigError:
+        keeper.leave()
+        raise
+    session = RaySession(ray, keeper)
     logger.info("started Ray %s as node %s", ray.__version__, session)
     return session
 

@@ -50,7 +50,7 @@ from unittest.mock import Mock
 from cluster.ray_session import RaySession
 def run():
     atexit.register(os.abort)  # what follows in the end of the interpreter
-    assert not RaySession(Mock(), is_ours=False).end_within(0.01, threading.Event().wait)
+    assert not RaySession(Mock()).end_within(0.01, threading.Event().wait)
     sys.exit(1)
 cli = sys.modules["cluster.cli"] = types.ModuleType("cluster.cli")
 cli.run = run"""
