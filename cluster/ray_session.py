@@ -169,7 +169,7 @@ def connect(address: str | None, *, num_cpus: int | None = None) -> RaySession:
 
 
 def _start(num_cpus: int | None) -> RaySession:
-    """A cluster of our own, on this node, in a folder of its own. It ends with us, however we end."""
+    """A cluster of our own, on this node and in a folder of its own. It ends with us, however."""
     # All of it before Ray is imported, which reads these only once.
     for name, value in _BEFORE_START.items():
         os.environ.setdefault(name, value)

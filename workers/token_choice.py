@@ -367,7 +367,7 @@ def _draw(
     vocab_size = logits.shape[1]
     of_range, of_group, of_token = _on_device(uniform, logits).unbind(-1)
     short = -weights.shape[1] % RANGE
-    ranges = torch.nn.functional.pad(weights, (0, short)).unflatten(-1, (-1, RANGE))
+    ranges = torch.unflatten(torch.nn.functional.pad(weights, (0, short)), -1, (-1, RANGE))
     drawn = _invert(ranges.sum(-1), of_range)
     inside = ranges[torch.arange(len(drawn), device=drawn.device), drawn]
     groups = drawn * RANGE + _invert(inside, of_group)

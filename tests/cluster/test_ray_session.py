@@ -119,15 +119,11 @@ def test_nobody_imports_ray_who_does_not_use_it() -> None:
 @pytest.mark.slow
 @pytest.mark.row("S-38", "S-39")
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_cluster_of_our_own_is_safe_and_ends_with_us(
-    is_killed: bool, short_folder: Path
-) -> None:
+def test_a_cluster_of_our_own_is_safe_and_ends_with_us(is_killed: bool, short_folder: Path) -> None:
     """It listens on the loopback device only and wants a token, which is not left in the home
     folder; signals reach us; no process and no folder of it stays, however we end."""
-    code = f"""
-is_killed = {is_killed}
-""" + """
-import os, signal, time
+    code = """
+import os, signal, sys, time
 import psutil
 from concurrent.futures import ThreadPoolExecutor
 from cluster import ray_session
@@ -148,14 +144,14 @@ with stop_on_signals() as stop, ThreadPoolExecutor(1) as pool:
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.is_set:
             time.sleep(0.01)
-        if is_killed:
+        if "is_killed=True" in sys.argv:
             os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_")
     } | {"HOME": str(short_folder), "RAY_TMPDIR": str(short_folder)}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", code, f"{is_killed=}"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
