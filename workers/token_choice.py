@@ -243,8 +243,8 @@ def choose(
     is_pending = is_cut
     looks = _looks(logits, maxima, rows, cuts, totals, is_pending, scans)
     for part, values, token_ids in looks:
-        drawn, is_certain = _draw_cut(values, token_ids, cuts.of(part), totals[part], uniform[part])
-        tokens[part] = drawn
+        found = _draw_cut(values, token_ids, cuts.of(part), totals[part], uniform[part])
+        tokens[part], is_certain = found
         is_pending[part] = ~is_certain
     return tokens
 
