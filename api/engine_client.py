@@ -1,9 +1,9 @@
 """ZeroMQ client of one or more engine cores, on asyncio. One per API server, and one in `LLM`.
 
 Binds the ROUTER and the PULL of wire 1 (`engine/wire.py`), hands each request's outputs to its
-`RequestStream`, and answers UTILITY calls. It decides nothing about text or HTTP. `wire_sockets`
-does the reading and writing; `engine_registry` knows which engine cores are up, `dispatcher`
-which requests they have.
+`RequestStream`, and answers UTILITY calls. It decides nothing about text or HTTP. `engine_wire`
+reads and writes messages; `engine_registry` knows which engine cores are up, `dispatcher` which
+requests they have.
 
 An engine core is dead when it says so, when it hangs, or when whoever watches its process says
 it. In the default mode the death of one ends the service of all (`mark_dead`): every pending and
@@ -25,26 +25,17 @@ from api import tenant
 from api.dispatcher import Dispatcher
 from api.engine_handle import EngineHandle, Loss
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
+from api.engine_wire import EngineWire
 from api.load_balancer import LoadBalancer, Route
 from api.load_feed import LoadFeed
 from api.request_stream import RequestStream, Wakeup
 from api.timeline import Timeline
 from api.utility_calls import UtilityCalls
-from api.wire_sockets import WireSockets
 from engine.bound import ServerWires
-from engine.codec import Decoder, Encoder
 from engine.config import CoordinatorAddresses
 from engine.doorkeeper import Doorkeeper
-from engine.errors import (
-    ConfigError,
-    EngineDeadError,
-    InvalidRequestError,
-    RaywireError,
-    UnavailableError,
-    WireError,
-)
+from engine.errors import ConfigError, EngineDeadError, RaywireError, UnavailableError
 from engine.wire import (
-    MAX_REQUEST_BYTES,
     CoordinatorType,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -54,7 +45,6 @@ from engine.wire import (
     Fence,
     Fingerprint,
     Heartbeat,
-    OutputType,
     RequestType,
     SchedulerStats,
     pack_identity,
@@ -133,17 +123,18 @@ class EngineClient:
         self._starting: Wakeup = Wakeup()
         self._dying: Wakeup = Wakeup()
         self._registry.on_stale = self._fence
-        self._sockets = WireSockets(self._on_ready, self._on_output)
+        self._wire = EngineWire(
+            take_ready=self._take_ready,
+            take_outputs=self._take_outputs,
+            take_heartbeat=self._take_heartbeat,
+            take_dead=self._take_dead,
+        )
+        self._sockets = self._wire.sockets
         self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._lock = threading.Lock()
-        self._encoder = Encoder(MAX_REQUEST_BYTES)
-        self._decode_ready = Decoder[EngineReady](EngineReady).decode
-        self._decode_outputs = Decoder[EngineCoreOutputs](EngineCoreOutputs).decode
-        self._decode_heartbeat = Decoder[Heartbeat](Heartbeat).decode
-        self._decode_dead = Decoder[EngineDead](EngineDead).decode
 
     # ------------------------------------------------------------------------- start and stop
 
@@ -235,14 +226,13 @@ class EngineClient:
     def _unreachable(self) -> list[EngineHandle]:
         """Engine cores that were connected to the API server before us, and not yet to us. They
         find us within a second, and nobody tells of it but a message that can be sent."""
-        nothing = self._encoder.encode(list[str]())
         indices = {ready.engine_index for ready in self._introduced or ()}
         return [
             e
             for e in self.engines
             if e.index in indices
             and e.identity is not None
-            and not self._sockets.send([e.identity, RequestType.ABORT.value, *nothing])
+            and not self._wire.send(e.identity, RequestType.ABORT, list[str]())
         ]
 
     def _unreported(self) -> list[EngineHandle]:
@@ -393,22 +383,13 @@ class EngineClient:
         return results
 
     def _send(self, index: int, kind: RequestType, message: object) -> None:
-        """Send one message. Large arrays are not copied: they must stay as they are until sent."""
         engine = self.engines[index]
         if engine.identity is None:
             raise UnavailableError("no engine core is ready")
-        try:
-            frames = self._encoder.encode(message)
-        except WireError as error:
-            raise InvalidRequestError(f"the request is too large for an engine: {error}") from error
-        if not self._sockets.send([engine.identity, kind.value, *frames]):
+        if not self._wire.send(engine.identity, kind, message):
             raise self._on_unreachable(engine)
 
     # ------------------------------------------------------------------------------- incoming
-
-    def _on_ready(self, frames: list[bytes]) -> None:
-        identity, *body = frames
-        self._take_ready(identity, self._decode_ready(body))
 
     def _take_ready(self, identity: bytes, ready: EngineReady) -> None:
         if self._outlives_deaths:
@@ -441,18 +422,10 @@ class EngineClient:
             self._refusal = difference
             self._starting.set()
 
-    def _on_output(self, frames: list[bytes]) -> None:
-        kind, *body = frames
-        if kind == OutputType.OUTPUTS.value:
-            self._on_outputs(self._decode_outputs(body))
-        elif kind == OutputType.HEARTBEAT.value:
-            self._registry.take_heartbeat(self._decode_heartbeat(body), self._now())
-        elif kind == OutputType.DEAD.value:
-            self._on_dead(self._decode_dead(body))
-        else:
-            raise WireError(f"unknown output type {kind[:8]!r}")
+    def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._registry.take_heartbeat(heartbeat, self._now())
 
-    def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
+    def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
         engine = self._registry.sender(outputs.engine_index, outputs.epoch)
         if engine is None or engine.ready is None:  # READY travels on another socket
             return
@@ -478,7 +451,7 @@ class EngineClient:
             if self.on_load is not None:
                 self.on_load(engine.index, load)
 
-    def _on_dead(self, dead: EngineDead) -> None:
+    def _take_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):
             engine = self.engines[dead.engine_index]
             self._on_gone(engine, dead.cause, is_first=not dead.is_told)
@@ -521,8 +494,7 @@ class EngineClient:
             return
         self._fenced_at[whose] = now
         identity = pack_identity(engine_index, epoch)
-        frames = self._encoder.encode(Fence(epoch))
-        self._sockets.send([identity, RequestType.FENCE.value, *frames])
+        self._wire.send(identity, RequestType.FENCE, Fence(epoch))
 
     def mark_dead(self, engine_index: int | None, cause: str) -> None:
         """Say that an engine core is gone, or (None) another process that the server cannot live

@@ -2,7 +2,7 @@
 
 They are plain ZeroMQ sockets, read when the loop says that their descriptor has changed: a third to
 a half of what `zmq.asyncio` costs per message (7 and 23 us in bursts, on uvloop). Used by
-`engine_client`, which knows what the frames mean.
+`engine_wire`, which knows what the frames mean.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import zmq
 
-from api import engine_client
+from api import engine_wire
 from api.engine_client import EngineClient
 from engine import codec
 from engine.codec import Encoder, unpack_tokens
@@ -359,7 +359,7 @@ def test_a_request_that_is_too_large_does_not_leave_the_api_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the client's to mend; the connection stays, and so does everybody else."""
-    monkeypatch.setattr(engine_client, "MAX_REQUEST_BYTES", 2000)
+    monkeypatch.setattr(engine_wire, "MAX_REQUEST_BYTES", 2000)
     long = SamplingParams(max_tokens=1, bad_words_token_ids=((70_000,) * 200,) * 10)
 
     async def work(folder: Path) -> None:
