@@ -25,6 +25,7 @@ from api import tenant
 from api.dispatcher import Dispatcher
 from api.engine_handle import EngineHandle, Loss
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
+from api.engine_start import EngineStart
 from api.engine_wire import EngineWire
 from api.load_balancer import LoadBalancer, Route
 from api.load_feed import LoadFeed
@@ -55,8 +56,6 @@ logger = logging.getLogger(__name__)
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
 to name the cause."""
-
-_RECONNECT_POLL_S = 0.05
 
 _FENCE_INTERVAL_S = 1.0
 """How often an incarnation that has been given up, and still speaks, is told so."""
@@ -117,10 +116,7 @@ class EngineClient:
         self._calls = UtilityCalls(
             client_index, lambda index, call: self._send(index, RequestType.UTILITY, call)
         )
-        self._introduced: list[EngineReady] | None = None
-        """Engine cores that serve others already; None: we are among the first API servers."""
         self._refusal: ConfigError | None = None
-        self._starting: Wakeup = Wakeup()
         self._dying: Wakeup = Wakeup()
         self._registry.on_stale = self._fence
         self._wire = EngineWire(
@@ -130,6 +126,7 @@ class EngineClient:
             take_dead=self._take_dead,
         )
         self._sockets = self._wire.sockets
+        self._start = EngineStart(self._registry, self._wire)
         self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -177,7 +174,7 @@ class EngineClient:
             ready: these have said READY, and will not say it again.
             epochs: of these, by index, all incarnations before have been lost.
         """
-        self._introduced = list(ready)
+        self._start.introduced = list(ready)
         for index, epoch in epochs.items():
             self._registry.give_up(index, epoch - 1)
 
@@ -197,15 +194,11 @@ class EngineClient:
         self._attach()
         try:
             async with asyncio.timeout(max(0.0, timeout_s - waited_s)):
-                while missing := (
-                    self._registry.missing() or self._unreported() or self._unreachable()
-                ):
+                while missing := self._start.missing(self._feed):
                     self._raise_if_dead()
-                    await self._change()
+                    await self._start.wait_for_change()
         except TimeoutError:
-            names = ", ".join(f"{e.name} ({e.describe()})" for e in missing)
-            who = "no READY" if self._registry.missing() else "the coordinator has no READY"
-            cause = f"{who} within {timeout_s:.0f} s from {names}"
+            cause = self._start.why_late(missing, timeout_s)
             self._declare_dead(missing[0].index, cause, is_first=True)
         self._raise_if_dead()
         self.ready_at = time.monotonic()
@@ -215,34 +208,6 @@ class EngineClient:
         """Wait for a death. After `wait_ready`, or it may come from a thread that wakes nobody."""
         while self.death is None:
             await self._dying.wait()
-
-    async def _change(self) -> None:
-        """Wait until it may be different."""
-        if self._introduced is not None:
-            await asyncio.sleep(_RECONNECT_POLL_S)
-        else:
-            await self._starting.wait()
-
-    def _unreachable(self) -> list[EngineHandle]:
-        """Engine cores that were connected to the API server before us, and not yet to us. They
-        find us within a second, and nobody tells of it but a message that can be sent."""
-        indices = {ready.engine_index for ready in self._introduced or ()}
-        return [
-            e
-            for e in self.engines
-            if e.index in indices
-            and e.identity is not None
-            and not self._wire.send(e.identity, RequestType.ABORT, list[str]())
-        ]
-
-    def _unreported(self) -> list[EngineHandle]:
-        """Engine cores that are ready, but not connected to the coordinator, or we are not."""
-        feed = self._feed
-        if feed is None:
-            return []
-        return [
-            e for e in self.engines if e.ready and not feed.has_heard_of(e.index, e.ready.epoch)
-        ]
 
     def close(self) -> None:
         """Fail what is pending and close the sockets. Idempotent; deaths are no news after it."""
@@ -263,7 +228,7 @@ class EngineClient:
             self._loop = loop
         self._sockets.watch(loop)
         self._checked_at = loop.time()
-        for ready in self._introduced or ():
+        for ready in self._start.introduced or ():
             self._take_ready(pack_identity(ready.engine_index, ready.epoch), ready)
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
@@ -403,7 +368,7 @@ class EngineClient:
         if is_news:
             cache_tokens = ready.kv_cache_size_tokens if ready.has_prefix_cache else 0
             self.balancer.mark_up(ready.engine_index, ready.block_size, cache_tokens)
-            self._starting.set()
+            self._start.changed.set()
             self._dispatcher.settle()
             if self.on_ready is not None:
                 self.on_ready(ready)
@@ -420,7 +385,7 @@ class EngineClient:
             self._on_gone(self.engines[ready.engine_index], str(difference), is_first=True)
         else:
             self._refusal = difference
-            self._starting.set()
+            self._start.changed.set()
 
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._registry.take_heartbeat(heartbeat, self._now())
@@ -442,7 +407,7 @@ class EngineClient:
     def _on_report(self, frames: list[bytes]) -> None:
         assert self._feed is not None
         self._feed.take(frames, self._now())
-        self._starting.set()
+        self._start.changed.set()
 
     def _on_load(self, load: EngineLoad) -> None:
         engine = self._registry.sender(load.engine_index, load.epoch)
@@ -520,7 +485,7 @@ class EngineClient:
         else:
             logger.warning("stopping: %s", self.death)
         self._fail_all(self.death)
-        self._starting.set()
+        self._start.changed.set()
         self._dying.set()
         if self.on_death is not None:
             self.on_death(self.death, is_first)
@@ -550,7 +515,7 @@ class EngineClient:
 
     @property
     def _outlives_deaths(self) -> bool:
-        return self._replaces_ranks and (self.ready_at > 0 or self._introduced is not None)
+        return self._replaces_ranks and (self.ready_at > 0 or self._start.introduced is not None)
 
     def _on_gone(self, engine: EngineHandle, cause: str, is_first: bool = False) -> None:
         """An engine core is gone, as the wire says."""

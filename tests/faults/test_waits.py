@@ -17,8 +17,8 @@ LINGER = "ends within the linger of its sockets, which is bounded (`engine/socke
 BY_HAND = "a person has started it, and sees it: `make demo-cluster`"
 
 REASONS = {
-    "api/engine_client.py::EngineClient._change": "inside `wait_ready`'s `asyncio.timeout`",
     "api/engine_client.py::EngineClient.wait_dead": "a sign among others, cancelled with them",
+    "api/engine_start.py::EngineStart.wait_for_change": "inside `wait_ready`'s `asyncio.timeout`",
     "api/errors.py::Failure.anthropic_body": NO_WAIT,
     "api/generate.py::Generation.news": FAILED_BY_CLIENT,
     "api/llm.py::LLM._wait_ready": "`wait_ready` has the start's deadline",
