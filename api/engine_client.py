@@ -5,15 +5,12 @@ Binds the ROUTER and the PULL of wire 1 (`engine/wire.py`), hands each request's
 reads and writes messages; `engine_registry` knows which engine cores are up, `dispatcher` which
 requests they have.
 
-An engine core is dead when it says so, when it hangs, or when whoever watches its process says
-it. In the default mode the death of one ends the service of all (`mark_dead`): every pending and
-every later call raises EngineDeadError. Where ranks are replaced it is a loss (`lose`): what
-this incarnation may still say is dropped, and its requests go on at other ranks.
+When an engine core is gone, `engine_deaths` says what follows; whoever watches its process tells us
+(`mark_dead`, `lose`), and so does the wire.
 """
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +20,8 @@ import msgspec
 
 from api import tenant
 from api.dispatcher import Dispatcher
-from api.engine_handle import EngineHandle, Loss
+from api.engine_deaths import EngineDeaths
+from api.engine_handle import EngineHandle
 from api.engine_registry import HEARTBEAT_TIMEOUT_S, EngineRegistry
 from api.engine_start import EngineStart
 from api.engine_wire import EngineWire
@@ -43,7 +41,6 @@ from engine.wire import (
     EngineDead,
     EngineLoad,
     EngineReady,
-    Fence,
     Fingerprint,
     Heartbeat,
     RequestType,
@@ -51,14 +48,9 @@ from engine.wire import (
     pack_identity,
 )
 
-logger = logging.getLogger(__name__)
-
 _UNREACHABLE_GRACE_S = 1.0
 """A lost connection is noticed before the exit code is: whoever watches the process gets this long
 to name the cause."""
-
-_FENCE_INTERVAL_S = 1.0
-"""How often an incarnation that has been given up, and still speaks, is told so."""
 
 
 class EngineClient:
@@ -90,35 +82,22 @@ class EngineClient:
         )
         self.engines = self._registry.engines
         self.balancer = LoadBalancer(num_engines, client_index)
-        self.death: EngineDeadError | None = None
-        """The first cause, once an engine core is gone for good."""
         self.ready_at = 0.0
         """When all engine cores had said READY, on the monotonic clock."""
         self.on_stats: Callable[[int, SchedulerStats], None] | None = None
         """Called with each engine core's statistics as they come."""
         self.on_load: Callable[[int, EngineLoad], None] | None = None
         """Called with what the coordinator says of each engine core."""
-        self.on_death: Callable[[EngineDeadError, bool], None] | None = None
-        """Called once, on the event loop, after all calls have been failed. The second argument:
-        whether nobody else has seen it, so that its cause has yet to be logged as the first."""
-        self.on_loss: Callable[[Loss], None] | None = None
-        """Called for each loss that this client is told of by the wire or sees itself, on the event
-        loop, after its requests have gone elsewhere."""
         self.on_ready: Callable[[EngineReady], None] | None = None
         """Called for each READY that is news, on the event loop."""
-        self._replaces_ranks = replaces_ranks
         self._doorkeeper = Doorkeeper()
         self._client_index = client_index
         self._watch_interval_s = min(1.0, heartbeat_timeout_s / 4)
         self._checked_at = 0.0
         self._dispatcher = Dispatcher(self.engines, self.balancer, self._send, replaces_ranks)
-        self._fenced_at: dict[tuple[int, int], float] = {}
         self._calls = UtilityCalls(
             client_index, lambda index, call: self._send(index, RequestType.UTILITY, call)
         )
-        self._refusal: ConfigError | None = None
-        self._dying: Wakeup = Wakeup()
-        self._registry.on_stale = self._fence
         self._wire = EngineWire(
             take_ready=self._take_ready,
             take_outputs=self._take_outputs,
@@ -127,6 +106,18 @@ class EngineClient:
         )
         self._sockets = self._wire.sockets
         self._start = EngineStart(self._registry, self._wire)
+        self.deaths = EngineDeaths(
+            self._registry,
+            self.balancer,
+            self._dispatcher,
+            self._calls,
+            self._wire,
+            take_load=self._tell_load,
+            wake_start=self._start.changed.set,
+            replaces_ranks=replaces_ranks,
+        )
+        """What follows when an engine core is gone."""
+        self._registry.on_stale = self._on_stale
         self._feed: LoadFeed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -175,6 +166,7 @@ class EngineClient:
             epochs: of these, by index, all incarnations before have been lost.
         """
         self._start.introduced = list(ready)
+        self.deaths.is_serving = True
         for index, epoch in epochs.items():
             self._registry.give_up(index, epoch - 1)
 
@@ -195,28 +187,30 @@ class EngineClient:
         try:
             async with asyncio.timeout(max(0.0, timeout_s - waited_s)):
                 while missing := self._start.missing(self._feed):
-                    self._raise_if_dead()
+                    self.deaths.raise_if_dead()
                     await self._start.wait_for_change()
         except TimeoutError:
             cause = self._start.why_late(missing, timeout_s)
-            self._declare_dead(missing[0].index, cause, is_first=True)
-        self._raise_if_dead()
+            self.deaths.declare(missing[0].index, cause, is_first=True)
+        self.deaths.raise_if_dead()
         self.ready_at = time.monotonic()
+        self.deaths.is_serving = True
         return [engine.ready for engine in self.engines if engine.ready is not None]
 
     async def wait_dead(self) -> None:
         """Wait for a death. After `wait_ready`, or it may come from a thread that wakes nobody."""
         while self.death is None:
-            await self._dying.wait()
+            await self.deaths.dying.wait()
 
     def close(self) -> None:
         """Fail what is pending and close the sockets. Idempotent; deaths are no news after it."""
         with self._lock:  # `mark_dead` from another thread must not meet a half-closed client
             self._loop, self._is_closed = None, True
+            self.deaths.close()
         if self._watch is not None:
             self._watch.cancel()
         if self._sockets.is_bound:
-            self._fail_all(UnavailableError("the server is shutting down"))
+            self.deaths.fail_all(UnavailableError("the server is shutting down"))
             self._sockets.close()
 
     def _attach(self) -> None:
@@ -232,7 +226,12 @@ class EngineClient:
             self._take_ready(pack_identity(ready.engine_index, ready.epoch), ready)
         self._watch = loop.call_later(self._watch_interval_s, self._check_heartbeats)
 
-    # --------------------------------------------------------------------------------- calls
+    # ------------------------------------------------------------------------------- state
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """The first cause, once an engine core is gone for good."""
+        return self.deaths.death
 
     @property
     def step_limit_s(self) -> float:
@@ -277,6 +276,8 @@ class EngineClient:
         """UTILITY calls without an answer so far."""
         return self._calls.num_pending
 
+    # ------------------------------------------------------------------------------- calls
+
     def stream(
         self,
         request: EngineCoreRequest,
@@ -302,7 +303,7 @@ class EngineClient:
             InvalidRequestError: there is no such rank, or the request is too large for a wire.
             UnavailableError: it is not up, or none is.
         """
-        self._raise_if_dead()
+        self.deaths.raise_if_dead()
         if (salt := tenant.salted(request.cache_salt)) != request.cache_salt:
             request = msgspec.structs.replace(request, cache_salt=salt)
         if request.client_index != self._client_index:
@@ -335,7 +336,7 @@ class EngineClient:
             RequestFailedError: the method failed; the message says why.
             UnavailableError: no answer in time.
         """
-        self._raise_if_dead()
+        self.deaths.raise_if_dead()
         if engine_index is not None:
             indices = [engine_index]
         else:
@@ -354,16 +355,17 @@ class EngineClient:
         if not self._wire.send(engine.identity, kind, message):
             raise self._on_unreachable(engine)
 
-    # ------------------------------------------------------------------------------- incoming
+    # ---------------------------------------------------------------------------- incoming
 
     def _take_ready(self, identity: bytes, ready: EngineReady) -> None:
-        if self._outlives_deaths:
+        if self.deaths.are_outlived:
             # A successor may be heard of before the loss is: the streams would stay with the lost.
             self._lose_earlier(ready)
         try:
             is_news = self._registry.take_ready(identity, ready, self._now())
         except ConfigError as difference:
-            self._refuse(ready, difference)
+            engine = self.engines[ready.engine_index]
+            self.deaths.refuse(engine, ready.epoch, difference, self._now())
             return
         if is_news:
             cache_tokens = ready.kv_cache_size_tokens if ready.has_prefix_cache else 0
@@ -377,15 +379,10 @@ class EngineClient:
         if ready.engine_index < len(self.engines):
             known = self.engines[ready.engine_index].ready
             if known is not None and known.epoch < ready.epoch:
-                self._lose(known.engine_index, known.epoch, "another has taken its place")
+                self.deaths.lose(known.engine_index, known.epoch, "another has taken its place")
 
-    def _refuse(self, ready: EngineReady, difference: ConfigError) -> None:
-        if self._outlives_deaths:
-            self._fence(ready.engine_index, ready.epoch)
-            self._on_gone(self.engines[ready.engine_index], str(difference), is_first=True)
-        else:
-            self._refusal = difference
-            self._start.changed.set()
+    def _on_stale(self, engine_index: int, epoch: int) -> None:
+        self.deaths.fence(engine_index, epoch, self._now())
 
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._registry.take_heartbeat(heartbeat, self._now())
@@ -413,15 +410,18 @@ class EngineClient:
         engine = self._registry.sender(load.engine_index, load.epoch)
         if engine is not None and engine.ready is not None:
             self.balancer.take_report(engine.index, load)
-            if self.on_load is not None:
-                self.on_load(engine.index, load)
+            self._tell_load(load)
+
+    def _tell_load(self, load: EngineLoad) -> None:
+        if self.on_load is not None:
+            self.on_load(load.engine_index, load)
 
     def _take_dead(self, dead: EngineDead) -> None:
         if self._registry.take_last_words(dead):
             engine = self.engines[dead.engine_index]
-            self._on_gone(engine, dead.cause, is_first=not dead.is_told)
+            self.deaths.take(engine, dead.cause, is_first=not dead.is_told)
 
-    # ----------------------------------------------------------------------------- life and death
+    # ----------------------------------------------------------------------- life and death
 
     def lose(self, engine_index: int, epoch: int, cause: str) -> None:
         """Say that an incarnation of an engine core is gone, or has been given up: its requests go
@@ -429,37 +429,10 @@ class EngineClient:
         with self._lock:
             loop = self._loop
         if loop is None or _is_current(loop):
-            self._lose(engine_index, epoch, cause)
+            self.deaths.lose(engine_index, epoch, cause)
         else:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and so do we
-                loop.call_soon_threadsafe(self._lose, engine_index, epoch, cause)
-
-    def _lose(self, engine_index: int, epoch: int, cause: str) -> bool:
-        """Returns whether it is news."""
-        if self.death is not None or self._is_closed:
-            return False
-        if not self._registry.give_up(engine_index, epoch):
-            return False
-        engine = self.engines[engine_index]
-        self.balancer.mark_down(engine.index)
-        self._calls.fail(UnavailableError(f"{engine.name} is being replaced"), engine.index)
-        if self.on_load is not None:
-            self.on_load(engine.index, EngineLoad(engine.index, epoch, 0, 0, 0.0))
-        num_moving = self._dispatcher.strand(engine)
-        logger.warning("%s epoch=%d is gone: %s", engine.name, epoch, cause)
-        num_waiting = self._dispatcher.settle()
-        if num_moving:
-            logger.info("its %d requests go on; %d wait for a rank", num_moving, num_waiting)
-        return True
-
-    def _fence(self, engine_index: int, epoch: int) -> None:
-        """Tell an incarnation that has been given up, and still speaks, that it has been."""
-        whose, now = (engine_index, epoch), self._now()
-        if not self._replaces_ranks or now - self._fenced_at.get(whose, -1e9) < _FENCE_INTERVAL_S:
-            return
-        self._fenced_at[whose] = now
-        identity = pack_identity(engine_index, epoch)
-        self._wire.send(identity, RequestType.FENCE, Fence(epoch))
+                loop.call_soon_threadsafe(self.deaths.lose, engine_index, epoch, cause)
 
     def mark_dead(self, engine_index: int | None, cause: str) -> None:
         """Say that an engine core is gone, or (None) another process that the server cannot live
@@ -467,39 +440,9 @@ class EngineClient:
         with self._lock:
             loop = self._loop
             if loop is not None and not _is_current(loop):
-                loop.call_soon_threadsafe(self._declare_dead, engine_index, cause)
+                loop.call_soon_threadsafe(self.deaths.declare, engine_index, cause)
                 return
-        self._declare_dead(engine_index, cause)
-
-    def _declare_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
-        """Take note of a death. `is_first`: nobody has logged its cause, so we do."""
-        if self.death is not None or self._is_closed:
-            return
-        engine = None if engine_index is None else self.engines[engine_index]
-        if engine is not None:
-            engine.state = "hung" if engine.state == "hung" else "dead"
-            self.balancer.mark_down(engine.index)
-        self.death = EngineDeadError(None if engine is None else engine.rank, cause)
-        if engine is not None and self.on_death is None and is_first:
-            logger.error("first cause: %s: %s", engine.name, cause)
-        else:
-            logger.warning("stopping: %s", self.death)
-        self._fail_all(self.death)
-        self._start.changed.set()
-        self._dying.set()
-        if self.on_death is not None:
-            self.on_death(self.death, is_first)
-
-    def _fail_all(self, error: RaywireError) -> None:
-        self._dispatcher.drop_all(error)
-        self._calls.fail(error)
-
-    def _raise_if_dead(self) -> None:
-        # A new object each time: a traceback grows on the one that is raised.
-        if self.death is not None:
-            raise EngineDeadError(*self.death.args)
-        if self._refusal is not None:
-            raise ConfigError(str(self._refusal))
+        self.deaths.declare(engine_index, cause)
 
     def _on_unreachable(self, engine: EngineHandle) -> EngineDeadError:
         cause = "its connection is gone"
@@ -511,20 +454,7 @@ class EngineClient:
 
     def _on_gone_since(self, engine: EngineHandle, epoch: int, cause: str) -> None:
         if engine.epoch == epoch:  # else its successor is expected already
-            self._on_gone(engine, cause, is_first=True)
-
-    @property
-    def _outlives_deaths(self) -> bool:
-        return self._replaces_ranks and (self.ready_at > 0 or self._start.introduced is not None)
-
-    def _on_gone(self, engine: EngineHandle, cause: str, is_first: bool = False) -> None:
-        """An engine core is gone, as the wire says."""
-        if not self._outlives_deaths:
-            self._declare_dead(engine.index, cause, is_first)
-            return
-        loss = Loss(engine.index, engine.epoch, cause, is_first)
-        if self._lose(loss.engine_index, loss.epoch, cause) and self.on_loss is not None:
-            self.on_loss(loss)
+            self.deaths.take(engine, cause, is_first=True)
 
     def _check_heartbeats(self) -> None:
         loop = self._loop
@@ -543,7 +473,7 @@ class EngineClient:
         for engine in self.engines:
             if (cause := self._registry.why_hung(engine, self._now())) and self.death is None:
                 engine.state = "hung"
-                self._on_gone(engine, cause, is_first=True)
+                self.deaths.take(engine, cause, is_first=True)
 
     def _now(self) -> float:
         assert self._loop is not None

@@ -121,8 +121,8 @@ class _Command:
         self.metrics = MetricsExchange(channel)
         self._first_rank = first_rank
         self._client = client
-        client.on_death = self._on_death
-        client.on_loss = self._on_loss
+        client.deaths.on_death = self._on_death
+        client.deaths.on_loss = self._on_loss
         self._begin: Begin | None = None
         self._has_begun = threading.Event()
         self._may_serve = asyncio.Event()

@@ -127,7 +127,7 @@ class OwnApiServer:
         self._on_ready = on_ready
         self._began_s = time.monotonic()
         if ranks is not None:
-            client.on_loss, client.on_ready = ranks.on_loss, ranks.on_up
+            client.deaths.on_loss, client.on_ready = ranks.on_loss, ranks.on_up
 
     def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
         set_title("APIServer_0")

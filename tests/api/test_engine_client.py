@@ -207,7 +207,7 @@ def test_dead_message_is_a_death(wires: ServerWires) -> None:
     async def work() -> None:
         async with connected(wires) as client:
             deaths: list[EngineDeadError] = []
-            client.on_death = lambda death, is_first: deaths.append(death)
+            client.deaths.on_death = lambda death, is_first: deaths.append(death)
             stream = client.stream(make_request())
             await until(lambda: engine.running)
             await asyncio.to_thread(engine.die, "worker 1 was killed")

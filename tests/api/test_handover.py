@@ -68,7 +68,7 @@ def test_a_stream_goes_on_where_it_stopped(wires: ServerWires, how: str) -> None
 
     async def work(first: FakeEngine, second: FakeEngine) -> None:
         async with replacing(wires, heartbeat_timeout_s=2.0) as client:
-            client.on_loss = losses.append
+            client.deaths.on_loss = losses.append
             second.is_paused = True
             request = msgspec.structs.replace(a_request(), data_parallel_rank=0)
             stream = client.stream(request)
@@ -236,7 +236,7 @@ def test_a_successor_that_differs_is_refused(wires: ServerWires) -> None:
 
     async def work() -> None:
         async with replacing(wires) as client:
-            client.on_loss = losses.append
+            client.deaths.on_loss = losses.append
             client.lose(0, 0, "killed")
             other_code = msgspec.structs.replace(FINGERPRINT, code="edited")
             with FakeEngine(wires, counting_answer, epoch=1, fingerprint=other_code) as successor:
