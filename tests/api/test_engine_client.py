@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,12 @@ import zmq
 from api.engine_client import EngineClient
 from engine.bound import ServerWires
 from engine.codec import Encoder, unpack_tokens
-from engine.errors import (
-    ConfigError,
-    EngineDeadError,
-    InvalidRequestError,
-    UnavailableError,
-    WireError,
-)
-from engine.sampling_params import SamplingParams
-from engine.wire import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    OutputType,
-)
-from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
+from engine.errors import EngineDeadError, InvalidRequestError, UnavailableError, WireError
+from engine.wire import EngineCoreOutputs, FinishReason, OutputType
+from tests.helpers.connected_client import TIMEOUT_S, connected, make_request, run_once, until
+from tests.helpers.fake_engine import FakeEngine, endless_answer
 from tests.helpers.outputs import read
 from tests.helpers.wires import ipc_wires, tcp_wires
-
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -51,46 +37,6 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
             return runner.run(asyncio.wait_for(work, TIMEOUT_S))
 
     return run_on_loop
-
-
-def run_once(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, TIMEOUT_S))
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    wires: ServerWires, num_engines: int = 1, **options: Any
-) -> AsyncIterator[EngineClient]:
-    client = EngineClient(num_engines, **options)
-    client.bind(wires)
-    try:
-        await client.wait_ready(TIMEOUT_S)
-        yield client
-    finally:
-        client.close()
-
-
-def make_request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=np.arange(3, dtype="<u4"),
-        mm_features=None,
-        sampling_params=SamplingParams(max_tokens=100),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=fields.pop("data_parallel_rank", None),
-        **fields,
-    )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds, while the loop runs."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
 
 
 def test_request_goes_out_and_its_tokens_come_back(
@@ -175,70 +121,6 @@ def test_finished_request_is_not_aborted(wires: ServerWires) -> None:
         assert engine.aborted == []
 
 
-def test_last_words_fail_everything_pending_and_later(wires: ServerWires) -> None:
-    """Streams, UTILITY calls and new requests, all with the cause."""
-
-    async def work() -> None:
-        async with connected(wires) as client:
-            engine.is_paused = True
-            stream = client.stream(make_request())
-            await until(lambda: engine.running)
-            # As if the call had reached the core in its last moment: nobody will answer it.
-            engine.answers_calls = False
-            pending = asyncio.create_task(client.utility("statistics"))
-            await until(lambda: client.num_pending_calls)
-            client.mark_dead(0, "out of memory")
-            with pytest.raises(EngineDeadError, match="out of memory"):
-                await read(stream)
-            with pytest.raises(EngineDeadError):
-                await pending
-            with pytest.raises(EngineDeadError, match="out of memory"):
-                client.stream(make_request("later"))
-            with pytest.raises(EngineDeadError):
-                await client.utility("statistics")
-
-    with FakeEngine(wires, endless_answer) as engine:
-        run_once(work())
-
-
-def test_dead_message_is_a_death(wires: ServerWires) -> None:
-    """The engine core's own last words arrive, with their cause."""
-
-    async def work() -> None:
-        async with connected(wires) as client:
-            deaths: list[EngineDeadError] = []
-            client.deaths.on_death = lambda death, is_first: deaths.append(death)
-            stream = client.stream(make_request())
-            await until(lambda: engine.running)
-            await asyncio.to_thread(engine.die, "worker 1 was killed")
-            with pytest.raises(EngineDeadError, match="worker 1 was killed"):
-                await read(stream)
-            client.mark_dead(0, "a later cause changes nothing")
-            assert client.death is not None
-            assert client.death.cause == "worker 1 was killed"
-            assert len(deaths) == 1
-
-    with FakeEngine(wires, endless_answer) as engine:
-        run_once(work())
-
-
-def test_death_before_ready_ends_the_wait(wires: ServerWires) -> None:
-    """A core that cannot load says why, and nobody waits for it any longer."""
-
-    async def work() -> None:
-        client = EngineClient()
-        client.bind(wires)
-        try:
-            await asyncio.to_thread(engine.die, "no such model")
-            await client.wait_ready(TIMEOUT_S)
-        finally:
-            client.close()
-
-    with FakeEngine(wires, is_ready=False) as engine:
-        with pytest.raises(EngineDeadError, match="no such model"):
-            run_once(work())
-
-
 def test_mark_dead_from_another_thread_wakes_readers(
     wires: ServerWires, run: Callable[[Any], Any]
 ) -> None:
@@ -253,200 +135,6 @@ def test_mark_dead_from_another_thread_wakes_readers(
 
     with FakeEngine(wires, endless_answer):
         run(work())
-
-
-def test_silent_core_is_a_hung_core(wires: ServerWires, caplog: pytest.LogCaptureFixture) -> None:
-    """No heartbeat: pending calls fail, and the log says so once, with where it was."""
-
-    async def work() -> None:
-        async with connected(wires, heartbeat_timeout_s=0.4) as client:
-            engine.is_paused = True
-            stream = client.stream(make_request())
-            await until(lambda: engine.running and client.engines[0].heartbeat)
-            engine.is_silent = True
-            with pytest.raises(EngineDeadError, match="no heartbeat"):
-                await read(stream)
-            assert client.engines[0].state == "hung"
-
-    with FakeEngine(wires) as engine:
-        run_once(work())
-    causes = [r.message for r in caplog.records if "first cause:" in r.message]
-    assert len(causes) == 1
-    assert "EXECUTE" in causes[0]
-
-
-def test_step_that_takes_too_long_is_a_hung_core(wires: ServerWires) -> None:
-    """Heartbeats go on, but say that the step does not end."""
-
-    async def work() -> None:
-        async with connected(wires, heartbeat_timeout_s=2.0, step_timeout_s=300.0) as client:
-            engine.heartbeat_age_ms = 311_000
-            await until(lambda: client.death)
-            assert client.death is not None
-            assert "no progress" in client.death.cause
-
-    with FakeEngine(wires) as engine:
-        run_once(work())
-
-
-def test_core_that_beats_is_not_hung(wires: ServerWires) -> None:
-    """Four times the limit pass without a request, and nothing happens."""
-
-    async def work() -> None:
-        async with connected(wires, heartbeat_timeout_s=0.4) as client:
-            first = client.engines[0].last_seen
-            await until(lambda: client.engines[0].last_seen > first + 1.6)
-            assert client.death is None
-
-    with FakeEngine(wires):
-        run_once(work())
-
-
-def test_own_pause_is_not_the_cores_fault(wires: ServerWires) -> None:
-    """A process that was stopped itself looks at its mail before it calls anybody dead."""
-
-    async def work() -> None:
-        async with connected(wires, heartbeat_timeout_s=0.4) as client:
-            time.sleep(1.0)  # noqa: ASYNC251  # the whole loop stands still: that is the point
-            await until(
-                lambda: client.engines[0].last_seen > asyncio.get_running_loop().time() - 0.1
-            )
-            assert client.death is None
-
-    with FakeEngine(wires):
-        run_once(work())
-
-
-def test_unreachable_core_fails_the_request_and_then_is_dead(wires: ServerWires) -> None:
-    """A send that cannot be routed means that the rank is down, if nobody else says why first."""
-
-    async def work() -> None:
-        async with connected(wires) as client:
-            await asyncio.to_thread(engine.vanish)
-
-            def is_refused() -> bool:
-                try:
-                    client.stream(make_request(str(time.monotonic())))
-                except EngineDeadError:
-                    return True
-                return False
-
-            await until(is_refused)
-            await until(lambda: client.death)
-            assert client.death is not None
-            assert client.death.cause == "its connection is gone"
-
-    with FakeEngine(wires) as engine:
-        run_once(work())
-
-
-@pytest.mark.row("F-22")
-def test_core_that_differs_is_refused_with_the_difference(wires: ServerWires) -> None:
-    """Two ranks with different packages would answer differently."""
-    other = msgspec.structs.replace(FINGERPRINT, packages={"torch": "2.12"})
-
-    async def work() -> None:
-        async with connected(wires, num_engines=2):
-            pass
-
-    with FakeEngine(wires), FakeEngine(wires, index=1, fingerprint=other):
-        with pytest.raises(ConfigError, match=r"differs from engine core DP.: torch 2\.1"):
-            run_once(work())
-
-
-def test_only_core_is_refused_if_it_differs_from_what_is_expected(wires: ServerWires) -> None:
-    """It may run on another node, with other files."""
-
-    async def work() -> None:
-        client = EngineClient()
-        client.bind(wires)
-        client.expect(msgspec.structs.replace(FINGERPRINT, code="ours"))
-        try:
-            await client.wait_ready(TIMEOUT_S)
-        finally:
-            client.close()
-
-    with FakeEngine(wires):
-        with pytest.raises(ConfigError, match="differs from the command: code code instead of our"):
-            run_once(work())
-
-
-def test_missing_core_is_named_at_the_deadline(wires: ServerWires) -> None:
-    """One of two says READY: the error says which did not."""
-
-    async def work() -> None:
-        client = EngineClient(2)
-        client.bind(wires)
-        try:
-            await client.wait_ready(0.3)
-        finally:
-            client.close()
-
-    with FakeEngine(wires):
-        with pytest.raises(EngineDeadError, match=r"no READY .* engine core DP1 \(no heartbeat"):
-            run_once(work())
-
-
-def test_people_read_ranks_and_peers_indices(wires: ServerWires) -> None:
-    """If a server's first rank is 2, engine core 1 is DP3 in texts, and 1 wherever it counts."""
-
-    async def work() -> None:
-        client = EngineClient(2, first_rank=2)
-        client.bind(wires)
-        try:
-            with pytest.raises(EngineDeadError, match=r"from engine core DP3 \(no heartbeat"):
-                await client.wait_ready(0.3)
-            assert client.death is not None
-            assert client.death.rank == 3
-            assert str(client.death).startswith("engine core DP3 is dead: no READY")
-            assert [engine.state for engine in client.engines] == ["up", "dead"]
-        finally:
-            client.close()
-
-    with FakeEngine(wires):
-        run_once(work())
-
-
-def test_start_that_takes_too_long_says_where_it_was(wires: ServerWires) -> None:
-    """A core beats while it loads."""
-
-    async def work() -> None:
-        async with loading(wires) as client:
-            await client.wait_ready(0.1)
-
-    with FakeEngine(wires, is_ready=False) as engine:
-        engine.heartbeat_age_ms = 20_000
-        with pytest.raises(EngineDeadError, match=r"step 0, LOADING for 20\.0 s"):
-            run_once(work())
-
-
-def test_long_start_is_no_long_step(wires: ServerWires) -> None:
-    """How long a core was loading is not held against its first step."""
-
-    async def work() -> None:
-        async with loading(wires) as client:
-            engine.is_silent = True
-            engine.become_ready()
-            await client.wait_ready(TIMEOUT_S)
-            client._check_heartbeats()
-            assert client.death is None
-
-    with FakeEngine(wires, is_ready=False) as engine:
-        engine.heartbeat_age_ms = 20_000
-        run_once(work())
-
-
-@contextlib.asynccontextmanager
-async def loading(wires: ServerWires) -> AsyncIterator[EngineClient]:
-    """A client that has heard the first heartbeat of a core which is not ready."""
-    client = EngineClient(step_timeout_s=1.0)
-    client.bind(wires)
-    try:
-        client._attach()
-        await until(lambda: client.engines[0].heartbeat)
-        yield client
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("epoch", [0, 2])

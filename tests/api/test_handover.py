@@ -16,7 +16,7 @@ from engine.codec import unpack_tokens
 from engine.errors import EngineDeadError, RequestFailedError, UnavailableError
 from engine.sampling_params import SamplingParams
 from engine.wire import EngineCoreOutput, EngineCoreRequest, FinishReason
-from tests.api.test_engine_client import connected, make_request, run_once, until
+from tests.helpers.connected_client import connected, make_request, run_once, until
 from tests.helpers.fake_engine import FINGERPRINT, FakeEngine, endless_answer
 from tests.helpers.outputs import read
 from tests.helpers.wires import ipc_wires
