@@ -126,8 +126,20 @@ def lint() -> None:
     """Check what other systems deploy a server by."""
 
 
+class _Manifests(click.File):
+    """A file of manifests; who names a folder learns how to build it."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        if isinstance(value, str) and Path(value).is_dir():
+            advice = f"`kubectl kustomize {value} | raywire lint k8s -` checks what it builds"
+            self.fail(f"{value} is a folder: {advice}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @lint.command("k8s")
-@click.argument("files", nargs=-1, required=True, type=click.File(encoding="utf-8"))
+@click.argument("files", nargs=-1, required=True, type=_Manifests(encoding="utf-8"))
 @click.option("--json", "is_json", is_flag=True, help="JSON, for machines.")
 def lint_k8s(files: Sequence[TextIO], is_json: bool) -> None:
     """Look for mistakes in RayJobs and RayClusters that serve a model.

@@ -13,6 +13,9 @@ ROLE_LABEL = "raywire.io/role"
 GATEWAY_LABEL = "raywire.io/gateway"
 """Pods that may send requests have it, with the value `true`; whichever namespace they are in."""
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Of a RayJob or RayCluster: Kueue lets it wait until there is room for all of it."""
+
 ENTRYPOINT_ANNOTATION = "raywire.io/entrypoint"
 """Of a RayCluster: the job to submit to it."""
 
@@ -27,11 +30,19 @@ METRICS_KEY = "metrics-key"
 HUB_TOKEN = "hub-token"
 """Key of that Secret, which may be missing: for models of the hub that ask for one."""
 
+TLS_SECRET = "raywire-tls"
+"""A Secret of the type kubernetes.io/tls, where the server speaks HTTPS itself."""
+CERTIFICATE = "tls.crt"
+PRIVATE_KEY = "tls.key"
+
 KEYS_FOLDER = "/etc/raywire/keys"
+TLS_FOLDER = "/etc/raywire/tls"
 CACHE_FOLDER = "/var/cache/raywire"
 
 GCS_PORT = 6379
 DASHBOARD_PORT = 8265
+CLIENT_PORT = 10001
+"""Ray Client listens there. Nobody needs it, and all of Ray's ports run code."""
 METRICS_PORT = 8080
 
 CONTAINER = "ray"

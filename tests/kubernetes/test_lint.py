@@ -74,6 +74,43 @@ def asking(job: Document, words: str) -> None:
     job["spec"]["entrypoint"] += f" {words}"
 
 
+def annotate(job: Document, name: str, value: str) -> None:
+    job["metadata"].setdefault("annotations", {})[name] = value
+
+
+def queued(job: Document, **spec: Any) -> None:
+    job["metadata"]["labels"][names.QUEUE_LABEL] = "raywire"
+    job["spec"] |= spec
+
+
+def queued_in_groups(job: Document, num_groups: int) -> None:
+    queued(job)
+    cluster(job)["workerGroupSpecs"] *= num_groups
+
+
+def submit_from_a_sidecar(job: Document) -> None:
+    job["spec"].update(submissionMode="SidecarMode", submitterConfig={"backoffLimit": 0})
+    pod(job)["restartPolicy"] = "Never"
+
+
+def remember(job: Document, **options: str) -> None:
+    """The GCS, beyond the head."""
+    cluster(job)["gcsFaultToleranceOptions"] = {"redisAddress": "redis:6379", **options}
+
+
+def remember_twice(job: Document) -> None:
+    remember(job)
+    annotate(job, "ray.io/ft-enabled", "true")
+
+
+def let_in(documents: list[Document], **rule: Any) -> None:
+    of(documents, "NetworkPolicy")["spec"]["ingress"].append(rule)
+
+
+def service(documents: list[Document], **spec: Any) -> None:
+    of(documents, "Service")["spec"] |= spec
+
+
 def http_probe(path: str) -> Document:
     return {"httpGet": {"path": path, "port": 8000}}
 
@@ -120,6 +157,11 @@ MISTAKES: list[tuple[str, str, Break]] = [
     ("job-stop", "not given", lambda job, _: job["spec"].pop("runtimeEnvYAML")),
     ("drain", "no hook", lambda job, _: container(job).pop("lifecycle")),
     ("driver-place", "CPUs of its own", lambda job, _: job["spec"].update(entrypointNumCpus=1)),
+    (
+        "drain",
+        "workers that do not wait",
+        lambda job, _: container(job, of_worker=True).pop("lifecycle"),
+    ),
     ("port", "another", lambda job, _: asking(job, "--port 9000")),
     ("probes", "none", lambda job, _: container(job).pop("livenessProbe")),
     (
@@ -135,15 +177,27 @@ MISTAKES: list[tuple[str, str, Break]] = [
         lambda job, _: container(job).update(readinessProbe=http_probe("/ready")),
     ),
     (
+        "probe-deadlock",
+        "the port by its name",
+        lambda job, _: container(job).update(startupProbe={"tcpSocket": {"port": "http"}}),
+    ),
+    (
         "liveness",
         "while it loads",
         lambda job, _: container(job).update(livenessProbe=http_probe("/health")),
     ),
     ("head-service", "not ready", lambda job, _: cluster(job)["headGroupSpec"].pop("headService")),
     ("versions", "two images", lambda job, _: container(job).update(image="raywire:0.0.9")),
+    (
+        "versions",
+        "another Ray than it says",
+        lambda job, _: container(job).update(image="rayproject/ray:2.40.0-py311"),
+    ),
     ("pinned", "latest", lambda job, _: container(job).update(image="raywire:latest")),
     ("pinned", "no tag", lambda job, _: container(job).update(image="registry:5000/raywire")),
     ("ray-version", "none", lambda job, _: cluster(job).pop("rayVersion")),
+    ("ray-version", "before tokens", lambda job, _: cluster(job).update(rayVersion="2.51.1")),
+    ("ray-version", "no number", lambda job, _: cluster(job).update(rayVersion="nightly")),
     (
         "start-params",
         "twice",
@@ -154,10 +208,50 @@ MISTAKES: list[tuple[str, str, Break]] = [
         "labels",
         lambda job, _: cluster(job)["headGroupSpec"]["rayStartParams"].update(labels="a=b"),
     ),
+    (
+        "fault-tolerance",
+        "an address as a variable",
+        lambda job, _: container(job)["env"].append(
+            {"name": "RAY_REDIS_ADDRESS", "value": "r:6379"}
+        ),
+    ),
+    (
+        "fault-tolerance",
+        "a password as a parameter",
+        lambda job, _: cluster(job)["headGroupSpec"]["rayStartParams"].update(
+            {"redis-password": "x"}
+        ),
+    ),
+    (
+        "fault-tolerance",
+        "twice",
+        lambda job, _: remember_twice(job),
+    ),
+    ("alpha", "a field", lambda job, _: cluster(job).update(tlsOptions={"enabled": True})),
+    ("alpha", "a back end", lambda job, _: remember(job, backend="rocksdb")),
+    ("queue", "suspended by us", lambda job, _: queued(job, suspend=True)),
+    ("queue", "never shut down", lambda job, _: queued(job, shutdownAfterJobFinishes=False)),
+    ("queue", "a cluster that is there", lambda job, _: queued(job, clusterSelector={"a": "b"})),
+    (
+        "queue",
+        "many groups",
+        lambda job, _: queued_in_groups(job, 8),
+    ),
+    (
+        "job",
+        "retries that nobody waits for",
+        lambda job, _: job["spec"].update(submissionMode="InteractiveMode"),
+    ),
     ("job", "a time to live alone", lambda job, _: job["spec"].pop("shutdownAfterJobFinishes")),
     ("job", "a selector", lambda job, _: job["spec"].update(clusterSelector={"a": "b"})),
     ("job", "a sidecar", lambda job, _: job["spec"].update(submissionMode="SidecarMode")),
+    (
+        "job",
+        "a sidecar with a submitter",
+        lambda job, _: submit_from_a_sidecar(job),
+    ),
     ("comes-back", "never", lambda job, _: job["spec"].pop("backoffLimit")),
+    ("comes-back", "a deadline", lambda job, _: job["spec"].update(activeDeadlineSeconds=3600)),
     ("submitter", "by default", lambda job, _: job["spec"].pop("submissionMode")),
     ("reaper", "none", lambda job, _: pod(job).pop("shareProcessNamespace")),
     ("secrets", "a key", lambda job, _: asking(job, "--api-key=abc")),
@@ -183,7 +277,38 @@ MISTAKES: list[tuple[str, str, Break]] = [
         "by an ingress",
         lambda job, _: cluster(job)["headGroupSpec"].update(enableIngress=True),
     ),
+    (
+        "dashboard",
+        "by a Service of ours",
+        lambda _, rest: service(
+            rest, type="NodePort", ports=[{"port": 80, "targetPort": "dashboard"}]
+        ),
+    ),
     ("network-policy", "none", lambda _, rest: drop(rest, "NetworkPolicy")),
+    ("network-policy", "anybody", lambda _, rest: let_in(rest)),
+    (
+        "network-policy",
+        "anybody, the dashboard",
+        lambda _, rest: let_in(
+            rest, **{"from": [{"namespaceSelector": {}}], "ports": [{"port": "dashboard"}]}
+        ),
+    ),
+    (
+        "network-policy",
+        "the world, a range",
+        lambda _, rest: let_in(
+            rest,
+            **{
+                "from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}],
+                "ports": [{"port": 6000, "endPort": 7000}],
+            },
+        ),
+    ),
+    (
+        "network-policy",
+        "of what goes out alone",
+        lambda _, rest: of(rest, "NetworkPolicy")["spec"].update(policyTypes=["Egress"]),
+    ),
     (
         "network-policy",
         "for other pods",
@@ -199,6 +324,7 @@ MISTAKES: list[tuple[str, str, Break]] = [
         "to another port",
         lambda _, rest: of(rest, "Service")["spec"]["ports"][0].update(targetPort="metrics"),
     ),
+    ("service", "ready or not", lambda _, rest: service(rest, publishNotReadyAddresses=True)),
     (
         "secret-missing",
         "unknown",
@@ -227,6 +353,12 @@ MISTAKES: list[tuple[str, str, Break]] = [
             entrypoint=job["spec"]["entrypoint"].replace("--api-key-file", "--served-model-name")
         ),
     ),
+    (
+        "accepted",
+        "misspelt",
+        lambda job, _: annotate(job, names.ACCEPTED_ANNOTATION, "cpus: a laptop"),
+    ),
+    ("accepted", "no reason", lambda job, _: annotate(job, names.ACCEPTED_ANNOTATION, "cpu:")),
 ]
 
 
@@ -273,7 +405,7 @@ def test_findings_say_why_and_what_to_do() -> None:
     assert "dashboard: RayJob raywire: spec.rayClusterSpec.authOptions: does not ask" in output
     assert "why: who reaches Ray's dashboard" in output
     assert "fix: authOptions.mode: token" in output
-    assert "1 findings, 0 accepted" in output
+    assert "1 finding, 0 accepted" in output
 
 
 def test_what_is_accepted_is_reported_and_does_not_fail() -> None:
@@ -287,6 +419,35 @@ def test_what_is_accepted_is_reported_and_does_not_fail() -> None:
     assert "nobody else is here" in output
 
 
+def test_what_is_not_accepted_with_a_reason_counts() -> None:
+    job, *rest = load("rayjob", "gpu")
+    del cluster(job)["authOptions"]
+    job["metadata"]["annotations"] = {names.ACCEPTED_ANNOTATION: "dashboard:\n"}
+
+    assert rules([job, *rest]) == {"dashboard", "accepted"}
+
+
+def test_what_kubectl_gets_is_checked_as_well() -> None:
+    """A list, with what a cluster adds; one of Kueue's has been resumed by it."""
+    job, *rest = load("rayjob", "gpu")
+    queued(job, suspend=False)
+    job["status"] = {"jobDeploymentStatus": "Running"}
+    got = {"apiVersion": "v1", "kind": "List", "items": [job, *rest]}
+
+    assert rules([got]) == set()
+    cluster(job)["authOptions"]["mode"] = "disabled"
+    assert rules([got]) == {"dashboard"}
+
+
+def test_fault_tolerance_of_old_is_let_be() -> None:
+    """By annotation and variable, as the operator takes it, too."""
+    job, *rest = load("rayjob", "gpu")
+    annotate(job, "ray.io/ft-enabled", "true")
+    container(job)["env"].append({"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"})
+
+    assert rules([job, *rest]) == set()
+
+
 def test_machines_read_json() -> None:
     code, output = run(load("rayjob", "cpu-demo"), "--json")
 
@@ -295,10 +456,17 @@ def test_machines_read_json() -> None:
 
 
 def test_nothing_to_check_is_a_mistake() -> None:
-    code, output = run([{"kind": "Service"}])
+    code, output = run([{"kind": "Service"}, {"kind": "RayService"}])
 
     assert code != 0
-    assert "nothing to check" in output
+    assert "nothing to check: no RayJob or RayCluster in these files, only RayService, S" in output
+
+
+def test_who_names_a_folder_learns_how_to_build_it() -> None:
+    result = CliRunner().invoke(cli, ["lint", "k8s", str(K8S / "rayjob" / "gpu")])
+
+    assert result.exit_code == 2
+    assert "kubectl kustomize" in result.output.replace("\n", " ")
 
 
 def test_a_manifest_of_somebody_elses_server_is_checked_too() -> None:

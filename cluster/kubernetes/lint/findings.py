@@ -66,7 +66,7 @@ def _apply(rule: Rule, workload: Workload, bundle: Bundle) -> list[Finding]:
             mistake.what,
             rule.why,
             rule.fix,
-            workload.accepted.get(rule.name),
+            workload.accepted.get(rule.name) or None,
         )
         for mistake in mistakes
     ]

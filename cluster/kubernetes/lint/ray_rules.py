@@ -1,14 +1,20 @@
 """Rules about Ray and its operator: what its schema does not say, and what it does with probes."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cluster.kubernetes import names
 from cluster.kubernetes.lint.findings import Mistake, Rule
 from cluster.kubernetes.lint.workload import Bundle, Workload
 
-_SERVER_PATHS = ("/ready", "/health", "/live")
 _RESOURCE_PARAMS = ("num-cpus", "num-gpus", "memory", "resources")
 _TOKEN_SINCE = (2, 52)
+_OF_REDIS = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
+_ALPHA = ("networkPolicy", "tlsOptions")
+"""Fields of a cluster that the operator heeds only with a feature gate, as of its version 1.7."""
+_RAY_IMAGE = re.compile(r".*rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+).*")
+_MOST_QUEUED_GROUPS = 7
 
 
 def _probes(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -25,11 +31,12 @@ def _probes(workload: Workload, _: Bundle) -> Iterator[Mistake]:
 def _probe_waits(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     if not workload.is_job:
         return
+    ports = {workload.port, workload.port_name} - {None}
     for probe in ("startupProbe", "readinessProbe"):
         asked = workload.head.container.get(probe) or {}
-        path = str((asked.get("httpGet") or {}).get("path", ""))
-        if path in _SERVER_PATHS:
-            yield Mistake(f"{workload.head.place} {probe}", f"waits for {path} of the job's server")
+        for way in ("httpGet", "tcpSocket", "grpc"):
+            if (asked.get(way) or {}).get("port") in ports:
+                yield Mistake(f"{workload.head.place} {probe}", "waits for the job's server")
 
 
 def _liveness(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -51,6 +58,11 @@ def _versions(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     images = {pod.image for pod in workload.pods}
     if len(images) > 1:
         yield Mistake(f"{workload.cluster_place} images", " and ".join(sorted(images)))
+    said = workload.cluster.get("rayVersion")
+    for pod in workload.pods:
+        matched = _RAY_IMAGE.fullmatch(pod.image)
+        if said and matched and matched[1] != said:
+            yield Mistake(f"{pod.place} image", f"has Ray {matched[1]}, rayVersion says {said}")
 
 
 def _pinned(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -61,8 +73,16 @@ def _pinned(workload: Workload, _: Bundle) -> Iterator[Mistake]:
 
 
 def _ray_version(workload: Workload, _: Bundle) -> Iterator[Mistake]:
-    if not workload.cluster.get("rayVersion"):
-        yield Mistake(f"{workload.cluster_place}.rayVersion", "is missing")
+    place, said = f"{workload.cluster_place}.rayVersion", workload.cluster.get("rayVersion")
+    if not said:
+        yield Mistake(place, "is missing")
+        return
+    numbers = re.match(r"(\d+)\.(\d+)", str(said))
+    wants_token = (workload.cluster.get("authOptions") or {}).get("mode") == "token"
+    if numbers is None:
+        yield Mistake(place, f"{said} is no version")
+    elif wants_token and (int(numbers[1]), int(numbers[2])) < _TOKEN_SINCE:
+        yield Mistake(place, f"{said} knows no tokens, which came with 2.52")
 
 
 def _start_params(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -81,6 +101,45 @@ def _start_params(workload: Workload, _: Bundle) -> Iterator[Mistake]:
             yield Mistake(f"{place}.rayStartParams", f"{', '.join(both)} beside `resources`")
         if "labels" in params:
             yield Mistake(f"{place}.rayStartParams", "has labels; the group has a field for them")
+
+
+def _fault_tolerance(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    options = workload.cluster.get("gcsFaultToleranceOptions")
+    if not options and "ray.io/ft-enabled" in workload.annotations:
+        return  # as it was done before there were options
+    for name in _OF_REDIS:
+        if name in workload.head.variables:
+            yield Mistake(f"{workload.head.place} env", f"has {name}")
+    for name in ("redis-password", "redis-username"):
+        if name in workload.head.start_params:
+            yield Mistake(f"{workload.head.place}.rayStartParams", f"has {name}")
+    for name in ("ray.io/ft-enabled", "ray.io/external-storage-namespace"):
+        if options and name in workload.annotations:
+            yield Mistake(f"annotation {name}", "beside gcsFaultToleranceOptions")
+
+
+def _alpha(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    for field in _ALPHA:
+        if workload.cluster.get(field):
+            yield Mistake(f"{workload.cluster_place}.{field}", "is ignored without its gate")
+    if (workload.cluster.get("gcsFaultToleranceOptions") or {}).get("backend") == "rocksdb":
+        place = f"{workload.cluster_place}.gcsFaultToleranceOptions.backend"
+        yield Mistake(place, "rocksdb is refused without its gate")
+
+
+def _queue(workload: Workload, _: Bundle) -> Iterator[Mistake]:
+    """What Kueue refuses, or what it and the manifest would pull to and fro."""
+    if names.QUEUE_LABEL not in workload.labels:
+        return
+    if "suspend" in workload.spec and "status" not in workload.document:
+        yield Mistake("spec.suspend", "is Kueue's to set: each apply would end or start the server")
+    if workload.is_job and not workload.spec.get("shutdownAfterJobFinishes"):
+        yield Mistake("spec.shutdownAfterJobFinishes", "is not true, and Kueue refuses the job")
+    if workload.spec.get("clusterSelector"):
+        yield Mistake("spec.clusterSelector", "has a cluster that Kueue has not let in")
+    if len(workload.workers) > _MOST_QUEUED_GROUPS:
+        place = f"{workload.cluster_place}.workerGroupSpecs"
+        yield Mistake(place, f"Kueue takes {_MOST_QUEUED_GROUPS} groups at most")
 
 
 def _job_rules(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -103,6 +162,8 @@ def _job_rules(workload: Workload, _: Bundle) -> Iterator[Mistake]:
 def _comes_back(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     if workload.is_job and workload.topology is not None and not workload.spec.get("backoffLimit"):
         yield Mistake("spec.backoffLimit", "is 0: a server that ends is not started again")
+    if workload.is_job and (deadline := workload.spec.get("activeDeadlineSeconds")):
+        yield Mistake("spec.activeDeadlineSeconds", f"ends the server after {deadline} s, for good")
 
 
 def _submitter(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -162,7 +223,7 @@ RULES = (
     Rule(
         name="ray-version",
         why="the operator chooses probes and authentication by it",
-        fix="set rayVersion to the Ray in the image",
+        fix="set rayVersion to the Ray in the image, and have 2.52 at least",
         check=_ray_version,
     ),
     Rule(
@@ -170,6 +231,26 @@ RULES = (
         why="the operator refuses the cluster",
         fix="say it in one place",
         check=_start_params,
+    ),
+    Rule(
+        name="fault-tolerance",
+        why="the operator takes these settings in one place; and without the head there is no"
+        " server, so this keeps no request",
+        fix="leave it out, or say all of it in gcsFaultToleranceOptions",
+        check=_fault_tolerance,
+    ),
+    Rule(
+        name="alpha",
+        why="it is an alpha feature of the operator, which is off unless it was switched on",
+        fix="do without it, or accept this where your operator has the gate",
+        check=_alpha,
+    ),
+    Rule(
+        name="queue",
+        why="Kueue suspends a server of its queues when it is made, and resumes it when all of it"
+        " has room",
+        fix="leave suspend out, set shutdownAfterJobFinishes, have few groups of workers",
+        check=_queue,
     ),
     Rule(
         name="job",
@@ -180,7 +261,7 @@ RULES = (
     Rule(
         name="comes-back",
         why="raywire ends when one of its processes dies, for somebody to start it again",
-        fix="set backoffLimit",
+        fix="set backoffLimit, and no deadline",
         check=_comes_back,
     ),
     Rule(

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 
 from cluster.kubernetes import names
 from cluster.kubernetes.lint.findings import Mistake, Rule
-from cluster.kubernetes.lint.workload import Bundle, Document, Workload
+from cluster.kubernetes.lint.workload import Bundle, Document, Pod, Workload
 
+_RAY_PORTS = (names.GCS_PORT, names.DASHBOARD_PORT, names.CLIENT_PORT)
+_ANYBODY = ("0.0.0.0/0", "::/0")
 _SECRET_FLAGS = ("--api-key", "--admin-key", "--metrics-key", "--hf-token")
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|ADMIN_KEY|CREDENTIAL)", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})")
@@ -32,6 +34,10 @@ def _dashboard(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
     mode = (workload.cluster.get("authOptions") or {}).get("mode")
     if mode != "token":
         yield Mistake(f"{workload.cluster_place}.authOptions", "does not ask for a token")
+    for service in bundle.of_kind("Service"):
+        spec = service.get("spec") or {}
+        if spec.get("type") in ("NodePort", "LoadBalancer") and _leads_to_ray(spec, workload.head):
+            yield Mistake(_title(service), f"{spec['type']} opens Ray's ports to the outside")
     service_type = (workload.cluster.get("headGroupSpec") or {}).get("serviceType")
     if service_type in ("NodePort", "LoadBalancer"):
         yield Mistake(
@@ -44,17 +50,25 @@ def _dashboard(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
 def _policy(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
     policies = bundle.of_kind("NetworkPolicy")
     for pod in workload.pods:
-        chosen = [each for each in policies if _selects(each, "podSelector", pod.labels)]
-        if not chosen:
+        if not any(_chooses(each, pod.labels) for each in policies):
             yield Mistake(pod.place, "no NetworkPolicy in these files chooses this pod")
+    for policy in policies:
+        if _chooses(policy, workload.head.labels) and (
+            opened := _open_ports(policy, workload.head)
+        ):
+            said = ", ".join(map(str, sorted(opened)))
+            yield Mistake(_title(policy), f"lets anybody in to Ray's ports {said}")
 
 
 def _service(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
     for service in bundle.of_kind("Service"):
-        selector = (service.get("spec") or {}).get("selector") or {}
+        spec = service.get("spec") or {}
+        selector = spec.get("selector") or {}
         if selector and any(_matches(selector, pod.labels) for pod in workload.workers):
-            name = (service.get("metadata") or {}).get("name")
-            yield Mistake(f"Service {name} selector", "chooses worker pods, which serve no HTTP")
+            yield Mistake(f"{_title(service)} selector", "chooses worker pods, which serve no HTTP")
+        is_ours = selector and _matches(selector, workload.head.labels)
+        if is_ours and spec.get("publishNotReadyAddresses"):
+            yield Mistake(_title(service), "leads to a head that loads or drains, too")
     ports = {
         port.get("targetPort", port.get("port"))
         for service in bundle.of_kind("Service")
@@ -74,7 +88,7 @@ def _service(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
 def _known_secrets(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
     made = {(each.get("metadata") or {}).get("name") for each in bundle.of_kind("Secret")}
     for pod in workload.pods:
-        for name in sorted(set(pod.secrets) - made - {names.KEYS_SECRET}):
+        for name in sorted(set(pod.secrets) - made - {names.KEYS_SECRET, names.TLS_SECRET}):
             yield Mistake(pod.place, f"needs the Secret {name}, which is not in these files")
 
 
@@ -97,11 +111,58 @@ def _keys(workload: Workload, _: Bundle) -> Iterator[Mistake]:
         yield Mistake("entrypoint", "serves whoever reaches the port, without a key")
 
 
-def _selects(policy: Document, field: str, labels: Mapping[str, str]) -> bool:
-    selector = (policy.get("spec") or {}).get(field)
-    if selector is None:
+def _chooses(policy: Document, labels: Mapping[str, str]) -> bool:
+    """Whether a NetworkPolicy says who comes in to pods with these labels."""
+    spec = policy.get("spec") or {}
+    selector = spec.get("podSelector")
+    if selector is None or "Ingress" not in (spec.get("policyTypes") or ["Ingress"]):
         return False
     return _matches(selector.get("matchLabels") or {}, labels)
+
+
+def _open_ports(policy: Document, head: Pod) -> set[int]:
+    """Ports of Ray that a NetworkPolicy opens to the whole cluster or the world."""
+    rules = (policy.get("spec") or {}).get("ingress") or ()
+    return {port for rule in rules if _is_for_anybody(rule) for port in _ray_ports(rule, head)}
+
+
+def _is_for_anybody(rule: Document) -> bool:
+    peers = rule.get("from") or [{"namespaceSelector": {}}]
+    return any(
+        (peer.get("ipBlock") or {}).get("cidr") in _ANYBODY
+        or (peer.get("namespaceSelector") == {} and not peer.get("podSelector"))
+        for peer in peers
+    )
+
+
+def _ray_ports(rule: Document, head: Pod) -> Iterator[int]:
+    """Those among the ports of a rule; all, where it has no list of ports."""
+    for given in rule.get("ports") or [{}]:
+        first = _number(given.get("port"), head)
+        last = given.get("endPort", first)
+        for port in _RAY_PORTS:
+            if "port" not in given or (first is not None and first <= port <= last):
+                yield port
+
+
+def _leads_to_ray(service: Document, head: Pod) -> bool:
+    if not _matches(service.get("selector") or {"": ""}, head.labels):
+        return False
+    targets = (each.get("targetPort", each.get("port")) for each in service.get("ports") or ())
+    return any(_number(target, head) in _RAY_PORTS for target in targets)
+
+
+def _number(port: object, head: Pod) -> int | None:
+    """A port by number, or by the name that the head's container gives it."""
+    if isinstance(port, int):
+        return port
+    ports = head.container.get("ports") or ()
+    named = {each.get("name"): each.get("containerPort") for each in ports}
+    return named.get(port)
+
+
+def _title(document: Document) -> str:
+    return f"{document.get('kind')} {(document.get('metadata') or {}).get('name')}"
 
 
 def _matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
@@ -124,14 +185,14 @@ RULES = (
     ),
     Rule(
         name="network-policy",
-        why="every pod of the cluster reaches Ray's ports and the wires",
+        why="every pod of the cluster reaches Ray's ports and the wires, and Ray's run code",
         fix="apply a NetworkPolicy as `raywire render k8s` writes it",
         check=_policy,
     ),
     Rule(
         name="service",
-        why="requests would go where nobody answers",
-        fix="select the head pod, and its HTTP port",
+        why="requests would go where nobody answers, or not yet, or no longer",
+        fix="select the head pod, and its HTTP port, only while it is ready",
         check=_service,
     ),
     Rule(

@@ -152,6 +152,9 @@ def _drain(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     hook = str((workload.head.container.get("lifecycle") or {}).get("preStop", ""))
     if "drain" not in hook and "job stop" not in hook:
         yield Mistake(f"{workload.head.place} lifecycle.preStop", "does not drain the server")
+    for pod in workload.workers:
+        if not (pod.container.get("lifecycle") or {}).get("preStop"):
+            yield Mistake(f"{pod.place} lifecycle.preStop", "does not wait for the head's streams")
 
 
 def _where_the_driver_runs(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -236,8 +239,9 @@ RULES = (
     ),
     Rule(
         name="drain",
-        why="the pod's end kills Ray, and with it the server, before its streams have ended",
-        fix="preStop of the head: `sleep 5; raywire drain --timeout 35`",
+        why="the pod's end kills Ray, and with it server or engines, before the streams have ended",
+        fix="preStop of the head: `sleep 5; raywire drain --timeout 35`; of workers: wait until"
+        " their engine cores have ended (`raywire render k8s`)",
         check=_drain,
     ),
     Rule(

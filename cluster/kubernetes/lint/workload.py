@@ -102,6 +102,11 @@ class Pod:
         return {str(e["name"]): str(e["value"]) for e in env if "name" in e and "value" in e}
 
     @property
+    def variables(self) -> set[str]:
+        """Names of all variables, wherever their values come from."""
+        return {str(each.get("name")) for each in self.container.get("env") or ()}
+
+    @property
     def secrets(self) -> Iterator[str]:
         """Names of Secrets that must be there."""
         for container in self.containers:
@@ -184,7 +189,7 @@ class Workload:
     def entrypoint(self) -> str:
         if self.is_job:
             return str(self.spec.get("entrypoint", ""))
-        return str(self._annotations.get(names.ENTRYPOINT_ANNOTATION, ""))
+        return str(self.annotations.get(names.ENTRYPOINT_ANNOTATION, ""))
 
     @cached_property
     def words(self) -> list[str]:
@@ -224,6 +229,14 @@ class Workload:
         return int(value) if value.isdecimal() else DEFAULT_PORT
 
     @property
+    def port_name(self) -> str | None:
+        """What the head's container calls that port."""
+        ports = self.head.container.get("ports") or ()
+        return next(
+            (each.get("name") for each in ports if each.get("containerPort") == self.port), None
+        )
+
+    @property
     def drain_s(self) -> float:
         try:
             return float(self.flag("--shutdown-timeout") or DEFAULT_DRAIN_S)
@@ -241,13 +254,17 @@ class Workload:
 
     @property
     def accepted(self) -> dict[str, str]:
-        """Rules whose findings are meant, and why."""
-        lines = str(self._annotations.get(names.ACCEPTED_ANNOTATION, "")).splitlines()
-        pairs = (line.partition(":") for line in lines)
-        return {rule.strip(): reason.strip() for rule, colon, reason in pairs if colon}
+        """Rules whose findings are meant, and why; nothing where no reason is given."""
+        lines = str(self.annotations.get(names.ACCEPTED_ANNOTATION, "")).splitlines()
+        pairs = (line.partition(":") for line in lines if line.strip())
+        return {rule.strip(): reason.strip() for rule, _, reason in pairs}
 
     @property
-    def _annotations(self) -> Mapping[str, str]:
+    def labels(self) -> Mapping[str, str]:
+        return _at(_at(self.document, "metadata"), "labels")
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
         return _at(_at(self.document, "metadata"), "annotations")
 
 
