@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from cluster.command_line import as_arguments
 from cluster.kubernetes import names
+from cluster.kubernetes.entrypoint import entrypoint
 from cluster.option_groups import GroupedCommand, in_group
 from cluster.option_types import HumanInt
 from engine import __version__
@@ -49,6 +49,22 @@ def make_render_k8s(
     @_pods("--gpu/--no-gpu", "has_gpus", default=False, help="A GPU for each worker.")
     @_pods("--name", default="raywire", show_default=True, help="Of the RayJob or RayCluster.")
     @_pods("--image", default=f"raywire:{__version__}", show_default=True, help="Of all pods.")
+    @_pods(
+        "--ray-version",
+        metavar="VERSION",
+        help="Ray in that image; unless given, the one that is installed here.",
+    )
+    @_pods(
+        "--tls/--no-tls",
+        "is_tls",
+        default=False,
+        help=f"HTTPS in the pod, with tls.crt and tls.key of the Secret {names.TLS_SECRET}.",
+    )
+    @_pods(
+        "--queue",
+        metavar="NAME",
+        help="A LocalQueue of Kueue, to wait in until there is room for all pods.",
+    )
     @_pods(
         "--cache-claim", help="PersistentVolumeClaim for models and kernels, shared by the pods."
     )
@@ -99,21 +115,23 @@ def make_render_k8s(
 
         \b
         Examples:
-          raywire render k8s demo | kubectl apply -f -
+          raywire render k8s Qwen/Qwen3-8B --gpu | kubectl apply -f -
           raywire render k8s Qwen/Qwen3-8B -dp 4 -tp 2 --data-parallel-size-local 2 --gpu
-          raywire render k8s demo --kind raycluster -o deploy --overlay staging
+          raywire render k8s demo --kv-cache-memory-bytes 1G -o deploy --overlay staging
         """
         # Only here: YAML, and what sizes a server.
         from cluster.kubernetes.files import rendered
 
         own = {name: flags.pop(name) for name in own_names}
-        output, overlay = own.pop("output"), own.pop("overlay") or own["name"]
-        entrypoint = _entrypoint(serve, flags)
+        output, overlay = own.pop("output"), own.pop("overlay")
+        if overlay is not None and output is None:
+            raise click.UsageError("--overlay names a folder of a tree, which --output is for")
+        words = entrypoint(serve, flags, is_tls=own["is_tls"])
         config = serve_config(flags.pop("model"), {**flags, "data_parallel_backend": "ray"})
         if output is None:
-            click.echo(rendered(config, entrypoint, overlay=None, **own)[""], nl=False)
+            click.echo(rendered(config, words, overlay=None, **own)[""], nl=False)
         else:
-            _write(output, rendered(config, entrypoint, overlay=overlay, **own))
+            _write(output, rendered(config, words, overlay=overlay or own["name"], **own))
 
     own_names = [str(param.name) for param in render_k8s.params if param.name != "model"]
     taken = {"model", *own_names}
@@ -129,9 +147,7 @@ def lint() -> None:
 class _Manifests(click.File):
     """A file of manifests; who names a folder learns how to build it."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and Path(value).is_dir():
             advice = f"`kubectl kustomize {value} | raywire lint k8s -` checks what it builds"
             self.fail(f"{value} is a folder: {advice}", param, ctx)
@@ -163,44 +179,12 @@ def lint_k8s(files: Sequence[TextIO], is_json: bool) -> None:
         sys.exit(1)
 
 
-def _entrypoint(serve: click.Command, flags: dict[str, Any]) -> list[str]:
-    """The command line of the server in its pod."""
-    values = {**flags, "host": "0.0.0.0"}  # of the pod; a NetworkPolicy guards it
-    _refuse_paths(serve, values)
-    return ["raywire", "serve", *as_arguments(serve, _of_a_job(values))]
-
-
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, content in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
         click.echo(path)
-
-
-def _refuse_paths(serve: click.Command, values: dict[str, Any]) -> None:
-    """Files of this machine are not in the pod."""
-    for param in serve.params:
-        if isinstance(param.type, click.Path | click.File) and values.get(param.name or ""):
-            raise ConfigError(
-                f"{param.opts[-1]} names a file of this machine, and pods have others: keys come"
-                f" from the Secret {names.KEYS_SECRET}, TLS ends at the gateway, and anything else"
-                " belongs into the image, to be named in the manifest's entrypoint"
-            )
-
-
-def _of_a_job(values: dict[str, Any]) -> dict[str, Any]:
-    """The flags of the server in the pod: its port binds all of the pod's addresses, ranks go where
-    the pods are, and keys come from the Secret's file."""
-    if values.get("api_key"):
-        raise ConfigError(
-            "--api-key would stand in the manifest for all to read: put keys into the Secret"
-            f" {names.KEYS_SECRET}, which the server reads as a file"
-        )
-    local = values.get("data_parallel_size_local") or 1
-    return {
-        **values,
-        "data_parallel_size_local": local,
-        "api_key_file": Path(names.KEYS_FOLDER) / names.API_KEYS,
-        "metrics_key_file": Path(names.KEYS_FOLDER) / names.METRICS_KEY,
-    }

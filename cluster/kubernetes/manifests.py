@@ -37,6 +37,10 @@ class Deployment:
     ray_version: str
     port: int = 8000
     has_gpus: bool = False
+    is_tls: bool = False
+    """Whether the server speaks HTTPS itself, with the certificate of a Secret."""
+    queue: str | None = None
+    """Kueue's, which the server waits in until there is room for all of it."""
     cache_claim: str | None = None
     """A PersistentVolumeClaim for models and kernels; None: each pod has its own, and loses it."""
     accepted_findings: tuple[tuple[str, str], ...] = ()
@@ -82,7 +86,10 @@ def _ray_cluster(deployment: Deployment) -> Document:
 
 
 def _metadata(deployment: Deployment) -> Document:
-    metadata: Document = {"name": deployment.name, "labels": {names.APP_LABEL: names.APP}}
+    labels = {names.APP_LABEL: names.APP}
+    if deployment.queue is not None:
+        labels[names.QUEUE_LABEL] = deployment.queue
+    metadata: Document = {"name": deployment.name, "labels": labels}
     if deployment.accepted_findings:
         lines = [f"{rule}: {reason}\n" for rule, reason in deployment.accepted_findings]
         metadata["annotations"] = {names.ACCEPTED_ANNOTATION: "".join(lines)}
@@ -139,25 +146,38 @@ def _head_template(deployment: Deployment) -> Document:
     ]
     container = {
         **_container(deployment, deployment.sizes.head, ports),
-        **probes.head_probes(deployment.port),
+        **probes.head_probes(deployment.port, is_tls=deployment.is_tls),
         "lifecycle": {"preStop": {"exec": {"command": ["bash", "-c", pre_stop(deployment)]}}},
     }
-    keys = {"name": "keys", "mountPath": names.KEYS_FOLDER, "readOnly": True}
-    container["volumeMounts"] = [*container["volumeMounts"], keys]
+    secrets = _secrets(deployment)
+    container["volumeMounts"] = [*container["volumeMounts"], *(mount for mount, _ in secrets)]
     template = _template(
         deployment, "head", container, deployment.sizes.head, deployment.sizes.head_grace_s
     )
-    template["spec"]["volumes"].append(
-        {
-            "name": "keys",
-            "secret": {
-                "secretName": names.KEYS_SECRET,
-                "defaultMode": 0o440,
-                "items": [{"key": key, "path": key} for key in (names.API_KEYS, names.METRICS_KEY)],
-            },
-        }
-    )
+    template["spec"]["volumes"] += [volume for _, volume in secrets]
     return template
+
+
+def _secrets(deployment: Deployment) -> list[tuple[Document, Document]]:
+    """Mount and volume of each Secret that the server reads as files."""
+    keys = (names.API_KEYS, names.METRICS_KEY)
+    found = [_secret("keys", names.KEYS_SECRET, names.KEYS_FOLDER, keys)]
+    if deployment.is_tls:
+        pair = (names.CERTIFICATE, names.PRIVATE_KEY)
+        found.append(_secret("tls", names.TLS_SECRET, names.TLS_FOLDER, pair))
+    return found
+
+
+def _secret(
+    name: str, secret: str, folder: str, keys: tuple[str, ...]
+) -> tuple[Document, Document]:
+    mount = {"name": name, "mountPath": folder, "readOnly": True}
+    volume = {
+        "secretName": secret,
+        "defaultMode": 0o440,
+        "items": [{"key": key, "path": key} for key in keys],
+    }
+    return mount, {"name": name, "secret": volume}
 
 
 def pre_stop(deployment: Deployment) -> str:

@@ -48,39 +48,43 @@ def ray_is_up() -> str:
     return f"curl -sf -m {_TIMEOUT_S} http://127.0.0.1:{AGENT_PORT}/api/healthz >/dev/null"
 
 
-def _status_of(path: str, port: int) -> str:
-    """Prints the status; 000 if nobody listens, or nobody answers in time."""
-    url = f"http://127.0.0.1:{port}{path}"
-    return f"curl -so /dev/null -m {_TIMEOUT_S} -w '%{{http_code}}' {url} || true"
+def _status_of(path: str, port: int, *, is_tls: bool) -> str:
+    """Prints the status; 000 if nobody listens, or nobody answers in time. Whose certificate it is
+    does not matter here: it names the server, not the loopback address."""
+    scheme, flags = ("https", "-kso") if is_tls else ("http", "-so")
+    url = f"{scheme}://127.0.0.1:{port}{path}"
+    return f"curl {flags} /dev/null -m {_TIMEOUT_S} -w '%{{http_code}}' {url} || true"
 
 
 def _is_listening(port: int) -> str:
     return f"(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null"
 
 
-def can_take_requests(port: int) -> str:
+def can_take_requests(port: int, *, is_tls: bool = False) -> str:
     """Exits with 0 while a server on `port` takes requests, or none is there."""
     return (
         f"{ray_is_up()} && {{ ! {_is_listening(port)} ||"
-        f' [ "$({_status_of("/ready", port)})" = 200 ]; }}'
+        f' [ "$({_status_of("/ready", port, is_tls=is_tls)})" = 200 ]; }}'
     )
 
 
-def needs_no_restart(port: int) -> str:
+def needs_no_restart(port: int, *, is_tls: bool = False) -> str:
     """Exits with 0 unless Ray, or a server on `port`, is beyond help. One that listens and does not
     answer counts as such: /live needs nobody but the event loop."""
     return (
         f"{ray_is_up()} && {{ ! {_is_listening(port)} ||"
-        f' case "$({_status_of("/live", port)})" in 000|503) false;; esac; }}'
+        f' case "$({_status_of("/live", port, is_tls=is_tls)})" in 000|503) false;; esac; }}'
     )
 
 
-def head_probes(port: int) -> dict[str, Any]:
+def head_probes(port: int, *, is_tls: bool = False) -> dict[str, Any]:
     """Of the pod that the server runs in."""
+    ready = Probe(can_take_requests(port, is_tls=is_tls), period_s=5, num_failures=2)
+    alive = Probe(needs_no_restart(port, is_tls=is_tls), period_s=10, num_failures=6)
     return {
         "startupProbe": Probe(ray_is_up(), period_s=5, num_failures=60).to_manifest(),
-        "readinessProbe": Probe(can_take_requests(port), period_s=5, num_failures=2).to_manifest(),
-        "livenessProbe": Probe(needs_no_restart(port), period_s=10, num_failures=6).to_manifest(),
+        "readinessProbe": ready.to_manifest(),
+        "livenessProbe": alive.to_manifest(),
     }
 
 

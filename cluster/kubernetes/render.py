@@ -30,7 +30,9 @@ def tree(kind: Kind, overlay: str, deployment: Deployment) -> dict[str, str]:
     folder, resource = f"{kind}/{overlay}", f"{kind}.yaml"
     files[f"{folder}/{resource}"] = custom_resource(kind, deployment)
     files[f"{folder}/kustomization.yaml"] = _kustomization(resources=["../../base", resource])
-    files["components/monitoring/pod-monitor.yaml"] = surroundings.pod_monitor()
+    files["components/monitoring/pod-monitor.yaml"] = surroundings.pod_monitor(
+        is_tls=deployment.is_tls
+    )
     files["components/monitoring/kustomization.yaml"] = _component(resources=["pod-monitor.yaml"])
     files["components/kueue/kustomization.yaml"] = _component(patches=_kueue_patches())
     return {name: HEADER + text(each) for name, each in sorted(files.items())}

@@ -120,7 +120,7 @@ def size(
     head_grace_s = PRE_STOP_S + drain_s + _AFTER_DRAIN_S
     return Sizes(
         head=_head(config, head, overrides),
-        worker=_worker(config, layout, worker, has_gpus, overrides),
+        worker=_worker(config, facts, layout, worker, has_gpus, overrides),
         num_workers=num_workers,
         ranks_per_worker=ranks_per_worker,
         drain_s=drain_s,
@@ -173,7 +173,12 @@ def _head(config: ServeConfig, load: NodeLoad, overrides: Overrides) -> PodSize:
 
 
 def _worker(
-    config: ServeConfig, layout: Layout, load: NodeLoad, has_gpus: bool, overrides: Overrides
+    config: ServeConfig,
+    facts: ModelFacts | None,
+    layout: Layout,
+    load: NodeLoad,
+    has_gpus: bool,
+    overrides: Overrides,
 ) -> PodSize:
     num_workers = load.num_ranks * config.topology.workers_per_engine
     rings = sum(each.num_bytes for each in layout.segments if each.node_id == load.node_id)
@@ -182,11 +187,7 @@ def _worker(
     memory = overrides.worker_memory_bytes
     if memory is None:
         if load.memory_asked is None:
-            raise ConfigError(
-                f"{config.engine.model} is not on this machine, so its memory cannot be computed:"
-                " give --worker-memory, or run `raywire serve` or `huggingface-cli download` once;"
-                " and give --kv-cache-memory-bytes, which is otherwise a share of the node's memory"
-            )
+            raise ConfigError(_unknown_memory(config, facts))
         each = _GPU_WORKER_BYTES if has_gpus else _WORKER_BYTES
         memory = (
             _RAY_WORKER_BYTES
@@ -202,6 +203,16 @@ def _worker(
         shm_bytes=shm,
         gpus=num_workers if has_gpus else 0,
     )
+
+
+def _unknown_memory(config: ServeConfig, facts: ModelFacts | None) -> str:
+    wants = []
+    if facts is None:
+        model = config.engine.model
+        wants.append(f"{model} is not on this machine: `raywire serve {model}` once fetches it")
+    if config.engine.kv_cache_memory_bytes is None:
+        wants.append("the KV cache has no size: give --kv-cache-memory-bytes")
+    return f"the memory of a worker pod is not known ({'; '.join(wants)}), or give --worker-memory"
 
 
 def _round_up(num_bytes: int, unit: int) -> int:

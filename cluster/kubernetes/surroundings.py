@@ -28,22 +28,22 @@ def secret_template() -> Document:
     }
 
 
-def pod_monitor() -> Document:
+def pod_monitor(*, is_tls: bool = False) -> Document:
     """For Prometheus' operator, which has to know the kind."""
+    server: Document = {
+        "port": "http",
+        "path": "/metrics",
+        "bearerTokenSecret": {"name": names.KEYS_SECRET, "key": names.METRICS_KEY},
+    }
+    if is_tls:  # pods are asked by address, which no certificate names
+        server |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
         "spec": {
             "selector": OUR_PODS,
-            "podMetricsEndpoints": [
-                {"port": "metrics"},
-                {
-                    "port": "http",
-                    "path": "/metrics",
-                    "bearerTokenSecret": {"name": names.KEYS_SECRET, "key": names.METRICS_KEY},
-                },
-            ],
+            "podMetricsEndpoints": [{"port": "metrics"}, server],
         },
     }
 

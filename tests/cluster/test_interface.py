@@ -74,7 +74,8 @@ FLAGS["chaos"] = "--admin-key --dry-run --duration --interval --kinds --patience
 FLAGS["drain"] = "--port --timeout"
 FLAGS["lint k8s"] = "--json"
 FLAGS["render k8s"] = f"""{_OF_A_SERVER} -o --accept --cache-claim --gpu --head-cpu --head-memory
-    --image --kind --name --no-gpu --output --overlay --worker-cpu --worker-memory"""
+    --image --kind --name --no-gpu --no-tls --output --overlay --queue --ray-version --tls
+    --worker-cpu --worker-memory"""
 FLAGS["run-batch"] = (
     "-i -o --api-key --input-file --max-concurrency --model --output-file --url "
     + (" ".join(sorted(set(_OF_A_SERVER.split()) - set(_NOT_OF_A_BATCH.split()))))

@@ -100,6 +100,20 @@ def be_managed_by_another(document: Document) -> None:
     document["spec"]["managedBy"] = "somebody"
 
 
+def delete_by_no_rule(document: Document) -> None:
+    document["spec"]["deletionStrategy"] = {}
+
+
+def name_two_containers_alike(document: Document) -> None:
+    pod = document["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    pod["containers"] *= 2
+
+
+def restart_for_a_code_twice(document: Document) -> None:
+    codes = {"operator": "In", "values": [1, 1]}
+    head(document)["restartPolicyRules"] = [{"action": "Restart", "exitCodes": codes}]
+
+
 def take_a_long_name(document: Document) -> None:
     document["metadata"]["name"] = "r" * 48
 
@@ -113,6 +127,9 @@ BROKEN: list[tuple[Callable[[Document], None], str]] = [
     (take_a_port_twice, "two items with containerPort, protocol 6379, TCP"),
     (choose_an_unknown_mode, "authOptions.mode"),
     (be_managed_by_another, "managedBy field value must be either"),
+    (delete_by_no_rule, "deletionStrategy requires either"),
+    (name_two_containers_alike, "two items with name ray"),
+    (restart_for_a_code_twice, "has non-unique elements"),
     (take_a_long_name, "no name of 47 characters"),
 ]
 
@@ -130,6 +147,15 @@ def test_a_core_kind_is_checked_strictly_too() -> None:
     document["spec"]["port"] = 8000
 
     assert "port" in "\n".join(problems(document))
+
+
+def test_null_counts_as_not_there() -> None:
+    """Where a field may be missing; one that is required is missing then."""
+    document = ray_job()
+    document["spec"]["ttlSecondsAfterFinished"] = None
+    assert problems(document) == []
+    document["spec"]["rayClusterSpec"]["headGroupSpec"]["template"] = None
+    assert "'template' is a required property" in "\n".join(problems(document))
 
 
 def test_what_a_default_fills_is_not_missing() -> None:

@@ -4,14 +4,17 @@ its states."""
 import http.server
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from cluster.kubernetes import probes
+from tests.helpers.certificates import make_certificates
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl; the image has it")
 
@@ -28,9 +31,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(**statuses: int) -> Iterator[int]:
+def answering(tls: ssl.SSLContext | None = None, **statuses: int) -> Iterator[int]:
     """A server that answers `/name` with the status; its port."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.statuses = {  # type: ignore[attr-defined]
         "/" + name.replace("_", "/"): status for name, status in statuses.items()
     }
@@ -89,6 +94,19 @@ def test_without_ray_nothing_is_well(health: int | None) -> None:
         assert not passes(probes.ray_is_up(), asked)
         assert not passes(probes.can_take_requests(port), asked)
         assert not passes(probes.needs_no_restart(port), asked)
+
+
+def test_a_server_may_speak_https(tmp_path: Path) -> None:
+    """Whoever signed its certificate; one that speaks plainly where TLS is asked is not ready."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made = make_certificates(tmp_path)
+    context.load_cert_chain(made.certfile, made.keyfile)
+    with answering(api_healthz=200) as agent:
+        with answering(context, ready=200, live=503) as port:
+            assert passes(probes.can_take_requests(port, is_tls=True), agent)
+            assert not passes(probes.needs_no_restart(port, is_tls=True), agent)
+        with answering(ready=200, live=200) as port:
+            assert not passes(probes.can_take_requests(port, is_tls=True), agent)
 
 
 def test_a_server_that_listens_and_says_nothing_is_hung() -> None:

@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from cluster import environment
 from cluster.cli import cli
 from cluster.kubernetes import names
-from cluster.kubernetes.sizing import RAY_HEAD_VCPUS
+from cluster.kubernetes.lint.run import check
+from cluster.kubernetes.lint.workload import amount
+from cluster.kubernetes.sizing import PRE_STOP_S, RAY_HEAD_VCPUS
 from cluster.model_source import resolve
 from cluster.plan import Topology
 from tests.helpers.kube_schema import problems
@@ -62,6 +64,8 @@ def pods(document: Document) -> tuple[Document, Document, Document]:
 def commands() -> list[str]:
     """What k8s/render.sh runs, for each kind."""
     script = (K8S / "render.sh").read_text().replace("\\\n", " ")
+    [ray] = re.findall(r"^ray=(\S+)", script, re.MULTILINE)
+    script = script.replace("$ray", ray)
     lines = re.findall(r"^\s*raywire render k8s (.*)$", script, re.MULTILINE)
     assert len(lines) == 2
     return [line.replace("$kind", kind) for kind in ("rayjob", "raycluster") for line in lines]
@@ -193,7 +197,8 @@ def test_shared_memory_holds_object_store_and_rings() -> None:
 
 
 def test_time_to_end_covers_the_drain() -> None:
-    """The pod waits for Ray, Ray for the server, workers for the head."""
+    """The pod waits for Ray, Ray for the server, workers for the head. The drain begins when the
+    endpoint has been taken out."""
     document = custom(run("some/model --gpu --shutdown-timeout 120"))
     head, worker, _ = pods(document)
     job_stop_s = int(
@@ -203,10 +208,8 @@ def test_time_to_end_covers_the_drain() -> None:
     assert 120 < job_stop_s < head["terminationGracePeriodSeconds"]
     assert head["terminationGracePeriodSeconds"] < worker["terminationGracePeriodSeconds"]
     [container] = head["containers"]
-    assert (
-        f"raywire drain --port 8000 --timeout {job_stop_s}"
-        in container["lifecycle"]["preStop"]["exec"]["command"][-1]
-    )
+    hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert hook == f"sleep {PRE_STOP_S}; raywire drain --port 8000 --timeout {job_stop_s}"
 
 
 @pytest.mark.parametrize("kind", ["rayjob", "raycluster"])
@@ -231,14 +234,17 @@ def test_a_server_is_what_its_flags_say(kind: str) -> None:
     assert words[words.index("--max-model-len") + 1] == "8192"
     found = by_kind(documents(text))
     assert found["Service"]["spec"]["ports"][0]["port"] == 9000
+    assert {"port": 9000, "protocol": "TCP"} in ports_that_come_in(found["NetworkPolicy"])
     assert "127.0.0.1:9000/ready" in yaml.dump(pods(document)[0], width=1000)
     assert document["metadata"]["name"] == "mine"
 
 
 def test_versions_are_those_that_are_installed() -> None:
-    """Head and workers have one image."""
+    """Unless the image has others. Head and workers have one image."""
     document = custom(run(f"{GPU} --image registry.example/raywire:7"))
     spec = document["spec"]["rayClusterSpec"]
+    other = custom(run(f"{GPU} --ray-version 2.61.0"))
+    assert other["spec"]["rayClusterSpec"]["rayVersion"] == "2.61.0"
 
     assert spec["rayVersion"] == names.ray_version()
     assert {pod["containers"][0]["image"] for pod in pods(document)[:2]} == {
@@ -253,6 +259,26 @@ def test_versions_are_those_that_are_installed() -> None:
         ("some/model --gpu --api-key secret", "would stand in the manifest"),
         ("some/model --gpu -dp 3 --data-parallel-size-local 2", "divide"),
         ("some/model --gpu --accept cpu", "a rule and a reason"),
+        ("some/model --gpu --accept cpus:small", "no rule is called 'cpus'; there are accepted,"),
+        ("some/model --gpu --name My_Server", "--name takes at most 47 small letters"),
+        (f"some/model --gpu --name {'r' * 48}", "--name takes at most 47"),
+        ("some/model --gpu -o x --overlay ../y", "--overlay takes"),
+        ("some/model --gpu --queue 'team a'", "--queue takes the name of a LocalQueue"),
+        ("some/model --gpu --image ''", "--image takes an image"),
+        ("some/model --gpu --ray-version new", "--ray-version takes a version like"),
+        ("some/model --gpu --port 0", "anybody's choice"),
+        ("some/model --gpu --port 8265", "--port 8265 is Ray's in a pod"),
+        ("some/model --gpu --device cpu", "--device cpu and --gpu contradict each other"),
+        ("demo --device cuda", "--device cuda and no --gpu contradict each other"),
+        ("some/model --gpu --host 127.0.0.1", "--host is not for pods"),
+        ("some/model --gpu --data-parallel-backend mp", "--data-parallel-backend is not for pods"),
+        ("some/model --gpu --ray-address 10.0.0.1:6379", "--ray-address is not for pods"),
+        ("some/model --gpu -dp 2 --data-parallel-rank 0", "--data-parallel-rank is not for pods"),
+        ("~/model --gpu", "MODEL ~/model names a file of this machine"),
+        ("some/model --gpu --generation-config .", "--generation-config names a file of this"),
+        ("some/model --gpu -o /proc/raywire", "cannot write /proc/raywire/base"),
+        ("demo", "the KV cache has no size: give --kv-cache-memory-bytes"),
+        ("some/model --gpu --overlay y", "a folder of a tree, which --output is for"),
         ("demo --kv-cache-memory-bytes 16M", "KV cache"),
         ("some/model --gpu --admin-key-file pyproject.toml", "names a file of this machine"),
         ("some/model --gpu --ssl-certfile pyproject.toml", "names a file of this machine"),
@@ -263,7 +289,91 @@ def test_what_cannot_be_rendered_is_said_in_one_line(line: str, message: str) ->
     result = CliRunner().invoke(cli, ["render", "k8s", *shlex.split(line)])
 
     assert result.exit_code != 0
-    assert message in str(result.exception)
+    assert message in str(result.exception) + result.output
+
+
+def test_a_server_may_speak_https_itself() -> None:
+    """With a certificate of a Secret; probes, hooks and Prometheus ask it so."""
+    text = run(f"{GPU} --tls")
+    document = custom(text)
+    head, worker, _ = pods(document)
+    [secret] = [each["secret"] for each in head["volumes"] if each["name"] == "tls"]
+    [container] = head["containers"]
+    place = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}["tls"]
+    words = shlex.split(document["spec"]["entrypoint"])
+
+    assert secret["secretName"] == names.TLS_SECRET
+    files = {f"{place}/{each['path']}" for each in secret["items"]}
+    assert files == {words[words.index(f"--ssl-{name}file") + 1] for name in ("cert", "key")}
+    for name, path in (("readiness", "ready"), ("liveness", "live")):
+        command = container[f"{name}Probe"]["exec"]["command"][-1]
+        assert f"https://127.0.0.1:8000/{path}" in command
+    assert "tls" not in yaml.dump(worker)
+    assert check(documents(text)) == []
+    assert [problem for each in documents(text) for problem in problems(each)] == []
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "raycluster"])
+def test_a_queue_is_a_label(kind: str) -> None:
+    """Kueue suspends and resumes; a manifest that said either would undo it with each apply."""
+    text = run(f"{GPU} --kind {kind} --queue team-a")
+    document = custom(text)
+
+    assert document["metadata"]["labels"][names.QUEUE_LABEL] == "team-a"
+    assert "suspend" not in document["spec"]
+    assert check(documents(text)) == []
+
+
+def test_monitors_and_secrets_name_what_is_there(tmp_path: Path) -> None:
+    """Ports of our pods, keys of the Secret; the template holds no key."""
+    run(f"{GPU} -o {tmp_path} --tls")
+    secret, monitor, job = (
+        yaml.safe_load((tmp_path / name).read_text())
+        for name in (
+            "base/secret-template.yaml",
+            "components/monitoring/pod-monitor.yaml",
+            "rayjob/raywire/rayjob.yaml",
+        )
+    )
+    ray, server = monitor["spec"]["podMetricsEndpoints"]
+    named = {each["name"] for each in pods(job)[0]["containers"][0]["ports"]}
+
+    assert problems(secret) == []
+    assert set(secret["stringData"].values()) == {""}
+    assert secret["metadata"]["name"] == server["bearerTokenSecret"]["name"] == names.KEYS_SECRET
+    assert server["bearerTokenSecret"]["key"] in secret["stringData"]
+    assert {names.API_KEYS, names.METRICS_KEY, names.HUB_TOKEN} == secret["stringData"].keys()
+    assert {ray["port"], server["port"]} <= named
+    assert server["scheme"] == "https"
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "raycluster"])
+def test_the_demo_fits_a_laptop_and_says_that_it_asks_for_less(kind: str) -> None:
+    """4 vCPUs and 8 GiB, of which the system needs some."""
+    document = custom((K8S / kind / "cpu-demo" / f"{kind}.yaml").read_text())
+    head, worker, group = pods(document)
+    assert group["replicas"] == 1
+    vcpus = sum(amount(requests(pod)["cpu"]) or 0 for pod in (head, worker))
+
+    assert vcpus <= 3.5
+    assert memory(head) + memory(worker) <= 7 * 1024
+    assert vcpus < Topology().min_vcpus + RAY_HEAD_VCPUS
+    assert document["metadata"]["annotations"][names.ACCEPTED_ANNOTATION].startswith("cpu: ")
+
+
+def test_only_a_head_that_is_ready_gets_requests() -> None:
+    """Its workers find it all the time."""
+    text = run(GPU)
+    head = custom(text)["spec"]["rayClusterSpec"]["headGroupSpec"]
+    service = by_kind(documents(text))["Service"]["spec"]
+
+    assert head["headService"]["spec"]["publishNotReadyAddresses"] is True
+    assert "publishNotReadyAddresses" not in service
+    assert service["selector"] == head["template"]["metadata"]["labels"]
+
+
+def ports_that_come_in(policy: Document) -> list[Document]:
+    return [port for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())]
 
 
 def requests(pod: Document) -> dict[str, str]:
