@@ -3,27 +3,33 @@
 #   docker build --build-arg EXTRAS=demo --tag raywire:demo .
 #   docker run --rm -p 8000:8000 --shm-size 1g raywire:demo serve demo
 #
-# For GPUs build from an image with CUDA's libraries, and let TORCH_INDEX be PyTorch's index for that version.
+# For GPUs let TORCH_INDEX be PyTorch's index of your CUDA version: its wheels bring the libraries, the node the driver.
 
 ARG PYTHON=3.11
+# What the manifests call rayVersion: `raywire render k8s --ray-version`.
+ARG RAY=2.60.0
 
 FROM python:${PYTHON}-slim-bookworm AS build
+ARG RAY
 ARG EXTRAS=""
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 # The heavy half first: it changes least.
-RUN pip install --extra-index-url "${TORCH_INDEX}" "torch==2.13.*"
+RUN pip install --extra-index-url "${TORCH_INDEX}" "torch==2.13.*" "ray[default]==${RAY}"
 COPY pyproject.toml README.md LICENSE ./
 COPY api api
 COPY cluster cluster
 COPY engine engine
 COPY workers workers
+# Its name is a folder, and its versions are in pyproject.toml.
+# hadolint ignore=DL3013
 RUN pip install ".${EXTRAS:+[${EXTRAS}]}"
 
 FROM python:${PYTHON}-slim-bookworm
 # A compiler builds the CPU kernels once, on the processor that they run on; curl and procps are what probes and hooks
-# call; tini collects processes whose parents are gone.
+# call; tini collects processes whose parents are gone. Debian keeps no versions but the newest of a release.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends curl g++ procps tini \
     && rm -rf /var/lib/apt/lists/* \

@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 IMAGE ?= raywire:demo
 EXTRAS ?= demo
+# PyTorch's wheels in the image; of your CUDA version, for GPUs.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-cluster test test-slow test-gpu soak manifests image lint bench clean
@@ -20,7 +22,7 @@ help:
 	@echo 'make test-gpu      what only a CUDA device can prove'
 	@echo 'make soak          30 minutes of load with a fault a minute; SOAK="--minutes 3 --seed 7"'
 	@echo 'make bench         speed and memory; VLLM=VENV/bin/python measures vLLM in turns with it'
-	@echo 'make image         a container image (IMAGE=raywire:demo EXTRAS=demo)'
+	@echo 'make image         a container image (IMAGE=raywire:demo EXTRAS=demo TORCH_INDEX=URL)'
 	@echo 'make manifests     the files in k8s/, anew'
 	@echo 'make clean         remove .venv and what the tools have cached'
 
@@ -66,7 +68,7 @@ manifests: $(VENV)/demo.stamp
 	PATH="$(abspath $(BIN)):$$PATH" k8s/render.sh
 
 image:
-	docker build --build-arg EXTRAS=$(EXTRAS) --tag $(IMAGE) .
+	docker build --build-arg EXTRAS=$(EXTRAS) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag $(IMAGE) .
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.bench $(if $(VLLM),--vllm-python $(VLLM)) $(BENCH)
