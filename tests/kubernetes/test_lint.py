@@ -439,6 +439,36 @@ def test_what_kubectl_gets_is_checked_as_well() -> None:
     assert rules([got]) == {"dashboard"}
 
 
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "HF_TOKEN_PATH"])
+def test_what_only_sounds_like_a_secret_is_let_be(name: str) -> None:
+    job, *rest = load("rayjob", "gpu")
+    container(job)["env"].append({"name": name, "value": "1"})
+
+    assert rules([job, *rest]) == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "PASSWORD"]
+)
+def test_secrets_are_known_by_their_names(name: str) -> None:
+    job, *rest = load("rayjob", "gpu")
+    container(job)["env"].append({"name": name, "value": "1"})
+
+    assert rules([job, *rest]) == {"secrets"}
+
+
+def test_a_rule_says_once_why() -> None:
+    """However many places it has found."""
+    job, *rest = load("rayjob", "gpu")
+    for of_worker in (False, True):
+        del pod(job, of_worker=of_worker)["shareProcessNamespace"]
+    code, output = run([job, *rest])
+
+    assert code == 1
+    assert output.count("reaper: RayJob raywire: spec.rayClusterSpec") == 2
+    assert output.count("why: ") == output.count("fix: ") == 1
+
+
 def test_fault_tolerance_of_old_is_let_be() -> None:
     """By annotation and variable, as the operator takes it, too."""
     job, *rest = load("rayjob", "gpu")

@@ -22,7 +22,7 @@ class Finding:
     def __str__(self) -> str:
         if self.accepted is not None:
             return f"accepted {self.rule}: {self.where}: {self.what} (accepted: {self.accepted})"
-        return f"{self.rule}: {self.where}: {self.what}\n    why: {self.why}\n    fix: {self.fix}"
+        return f"{self.rule}: {self.where}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)

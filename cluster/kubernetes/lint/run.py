@@ -1,6 +1,7 @@
 """From files to findings, and to what people and machines read."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
@@ -76,11 +77,17 @@ def _items(document: object) -> Iterator[Document]:
 
 
 def show(findings: Sequence[Finding]) -> str:
-    """For people."""
+    """For people: what one rule has found, and then once why and what to do."""
+    lines: list[str] = []
+    for _, found in itertools.groupby(findings, key=lambda finding: finding.rule):
+        same = list(found)
+        lines += map(str, same)
+        if any(finding.accepted is None for finding in same):
+            lines += [f"    why: {same[0].why}", f"    fix: {same[0].fix}"]
     num_accepted = sum(finding.accepted is not None for finding in findings)
     num_others = len(findings) - num_accepted
     count = f"{num_others} finding{'s' * (num_others != 1)}, {num_accepted} accepted"
-    return "\n".join([*map(str, findings), count])
+    return "\n".join([*lines, count])
 
 
 def to_json(findings: Sequence[Finding]) -> list[dict[str, str | None]]:

@@ -10,7 +10,11 @@ from cluster.kubernetes.lint.workload import Bundle, Document, Pod, Workload
 _RAY_PORTS = (names.GCS_PORT, names.DASHBOARD_PORT, names.CLIENT_PORT)
 _ANYBODY = ("0.0.0.0/0", "::/0")
 _SECRET_FLAGS = ("--api-key", "--admin-key", "--metrics-key", "--hf-token")
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|ADMIN_KEY|CREDENTIAL)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|CREDENTIALS?|(API|ADMIN|METRICS|ACCESS|SECRET)_?KEY)",
+    re.IGNORECASE,
+)
+"""All of a name: MAX_TOKENS and HF_TOKEN_PATH are none."""
 _SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})")
 
 
@@ -22,11 +26,11 @@ def _secrets(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     if _SECRET_VALUE.search(workload.entrypoint):
         yield Mistake(place, "has what looks like a token")
     for name, value in workload.runtime_environment.items():
-        if _SECRET_NAME.search(name) and value:
+        if _SECRET_NAME.fullmatch(name) and value:
             yield Mistake("spec.runtimeEnvYAML", f"has {name} in clear")
     for pod in workload.pods:
         for name, value in pod.environment.items():
-            if _SECRET_NAME.search(name) and value:
+            if _SECRET_NAME.fullmatch(name) and value:
                 yield Mistake(f"{pod.place} env", f"has {name} in clear")
 
 
@@ -53,9 +57,8 @@ def _policy(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:
         if not any(_chooses(each, pod.labels) for each in policies):
             yield Mistake(pod.place, "no NetworkPolicy in these files chooses this pod")
     for policy in policies:
-        if _chooses(policy, workload.head.labels) and (
-            opened := _open_ports(policy, workload.head)
-        ):
+        opened = _open_ports(policy, workload.head)
+        if opened and _chooses(policy, workload.head.labels):
             said = ", ".join(map(str, sorted(opened)))
             yield Mistake(_title(policy), f"lets anybody in to Ray's ports {said}")
 
