@@ -220,7 +220,7 @@ class EngineCore:
         self._send_masks()
 
     def _collect(self) -> dict[int, EngineCoreOutputs]:
-        outputs = self._scheduler.take_outputs()
+        outputs = self._scheduler.outbox.take()
         if not outputs:
             return {}
         rank, epoch = self._config.parallel.engine_index, self._config.wire.epoch
@@ -232,7 +232,8 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to hand out."""
-        return bool(self._in_flight or self._scheduler.num_requests or self._scheduler.has_outputs)
+        scheduler = self._scheduler
+        return bool(self._in_flight or scheduler.num_requests or not scheduler.outbox.is_empty)
 
     def enter(self, phase: Phase) -> None:
         """Note what the engine core does from now on, for heartbeats (read by another thread)."""

@@ -48,6 +48,7 @@ import msgspec
 from engine import stop
 from engine.config import SchedulerConfig
 from engine.kv_cache_manager import KVCacheManager
+from engine.outbox import Outbox
 from engine.request import Request, Status
 from engine.request_queue import make_queue
 from engine.stats import Counters
@@ -59,22 +60,9 @@ from engine.step import (
     NewRequest,
     SchedulerOutput,
 )
-from engine.wire import (
-    EngineCoreEvent,
-    EngineCoreOutput,
-    EventKind,
-    FinishReason,
-    Logprobs,
-    OutputDetails,
-    PrefillStats,
-    SchedulerStats,
-    join_logprobs,
-)
+from engine.wire import EventKind, FinishReason, SchedulerStats
 
 logger = logging.getLogger(__name__)
-
-Outputs = dict[int, list[EngineCoreOutput]]
-"""By client index."""
 
 
 @dataclass(slots=True)
@@ -107,6 +95,7 @@ class Scheduler:
         plans_ahead: bool = False,
     ) -> None:
         self.counters = Counters()
+        self.outbox = Outbox()
         self._config = config
         self._kv_cache = kv_cache
         self._num_stages = pipeline_parallel_size
@@ -119,10 +108,6 @@ class Scheduler:
         """Under way, oldest first."""
         self._dropped: list[str] = []
         """Requests that the workers hold and the next plan tells them to drop."""
-        self._outputs: Outputs = {}
-        """To be fetched by `take_outputs`."""
-        self._with_news: dict[str, Request] = {}
-        """Requests with events that go out with the next update, by id."""
         self._num_by_client: list[int] = []
         """Requests that wait or run, by client index."""
         self._num_structured = 0
@@ -145,7 +130,7 @@ class Scheduler:
         self._count(request.client_index)
         self._num_structured += request.matcher is not None
         self._waiting.add(request)
-        self._record(request, EventKind.QUEUED, now)
+        self.outbox.record(request, EventKind.QUEUED, now)
         return True
 
     def _count(self, client_index: int) -> None:
@@ -164,7 +149,7 @@ class Scheduler:
                 self._running.remove(request)
             else:
                 self._waiting.remove(request)
-            self._emit(request, b"", FinishReason.ABORT)
+            self.outbox.put(request, b"", FinishReason.ABORT)
             self._finish(request)
 
     def request_ids_of(self, client_index: int, arrived_before: float) -> list[str]:
@@ -296,7 +281,7 @@ class Scheduler:
         request.joined_step = step.number
         request.num_computed_tokens = num_cached
         insort(self._running, request, key=attrgetter("sort_key"))
-        self._record(request, EventKind.SCHEDULED, now)
+        self.outbox.record(request, EventKind.SCHEDULED, now)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
             if request.can_share_blocks:
@@ -333,14 +318,14 @@ class Scheduler:
         victim.restart()
         self._dropped.append(victim.request_id)
         self._waiting.put_back(victim)
-        self._record(victim, EventKind.PREEMPTED, now)
+        self.outbox.record(victim, EventKind.PREEMPTED, now)
         self.counters.num_preemptions += 1
         return victim
 
     # ------------------------------------------------------------------------- after the step
 
     def update(self, plan: SchedulerOutput, reply: ModelRunnerOutput) -> None:
-        """Take in what the oldest step under way has computed; outputs wait in `take_outputs`."""
+        """Take in what the oldest step under way has computed; outputs wait in the outbox."""
         step = self._steps.popleft()
         expected = [request.request_id for request in step.sampling]
         if not step.number == plan.step == reply.step or reply.request_ids != expected:
@@ -358,7 +343,7 @@ class Scheduler:
                 self._accept(request, token_id, reply)
         if len(self._requests) < num_before:
             self._running = [r for r in self._running if r.status is Status.RUNNING]
-        self._emit_news()
+        self.outbox.put_news()
         self.counters.num_steps += 1
 
     def _is_stale(self, request: Request, step: _Step) -> bool:
@@ -377,7 +362,7 @@ class Scheduler:
         reason = stop.finish_reason(request)
         logprobs = reply.logprobs.get(request.request_id) if reply.logprobs else None
         is_first = not request.has_sent_token
-        self._emit(request, packed, reason, logprobs, is_first)
+        self.outbox.put(request, packed, reason, logprobs, is_first)
         if is_first:
             request.has_sent_token = True
             request.prompt_logprobs = []
@@ -391,34 +376,8 @@ class Scheduler:
     def _fail(self, request: Request, cause: str) -> None:
         """End `request` with an error of its own."""
         logger.warning("request_id=%s failed: %s", request.request_id, cause)
-        self._emit(request, b"", FinishReason.ERROR, error=cause)
+        self.outbox.put(request, b"", FinishReason.ERROR, error=cause)
         self._finish(request)
-
-    def _emit(
-        self,
-        request: Request,
-        packed: bytes,
-        reason: FinishReason | None = None,
-        logprobs: Logprobs | None = None,
-        is_first: bool = False,
-        error: str | None = None,
-    ) -> None:
-        """Put out a token, or news without one (`packed` is empty)."""
-        details = None
-        if is_first or request.events or logprobs is not None or error is not None:
-            details = _details(request, is_first, logprobs, error)
-            request.events = []
-        output = EngineCoreOutput(
-            request.request_id,
-            packed,
-            reason,
-            stop.stop_reason(request) if reason is FinishReason.STOP else None,
-            details,
-        )
-        outputs = self._outputs.get(request.client_index)
-        if outputs is None:
-            outputs = self._outputs[request.client_index] = []
-        outputs.append(output)
 
     def _keep_prompt_logprobs(self, step: _Step, reply: ModelRunnerOutput) -> None:
         """Collect them chunk by chunk: they go out whole, with the first token."""
@@ -429,38 +388,18 @@ class Scheduler:
             if request.wants_prompt_logprobs:
                 request.prompt_logprobs.append(logprobs)
 
-    def _record(self, request: Request, kind: EventKind, now: float) -> None:
-        request.events.append(EngineCoreEvent(kind, now))
-        self._with_news[request.request_id] = request
-
-    def _emit_news(self) -> None:
-        """Events go out with the step they happened in, also where it brought no token."""
-        for request in self._with_news.values():
-            if request.events:
-                self._emit(request, b"")
-        self._with_news.clear()
-
     def _finish(self, request: Request) -> None:
         """Forget `request`; the caller takes it out of the running or waiting ones."""
         if request.status is Status.RUNNING:
             self._dropped.append(request.request_id)
         request.move_to(Status.FINISHED)
         self._kv_cache.free(request)
-        self._with_news.pop(request.request_id, None)
+        self.outbox.forget(request)
         self._num_by_client[request.client_index] -= 1
         self._num_structured -= request.matcher is not None
         del self._requests[request.request_id]
 
     # -------------------------------------------------------------------------------- state
-
-    def take_outputs(self) -> Outputs:
-        """What updates and aborts have brought since the last call."""
-        outputs, self._outputs = self._outputs, {}
-        return outputs
-
-    @property
-    def has_outputs(self) -> bool:
-        return bool(self._outputs)
 
     @property
     def num_requests(self) -> int:
@@ -507,26 +446,9 @@ class Scheduler:
                 assert request.num_computed_tokens < request.max_num_tokens
             assert request.num_computed_tokens <= len(request.block_ids) * request.block_size
         self._kv_cache.validate(self._running)
+        self.outbox.validate(self._requests)
 
 
 def _some(request_ids: list[str]) -> str:
     """Request ids in an error, of which there may be hundreds."""
     return f"{len(request_ids)} requests {request_ids[:8]}"
-
-
-def _details(
-    request: Request, is_first: bool, logprobs: Logprobs | None, error: str | None
-) -> OutputDetails:
-    """What goes with an output beside its token; with the first token, all that is sent once."""
-    prefill_stats = prompt_logprobs = None
-    if is_first:
-        prefill_stats = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens)
-        if request.prompt_logprobs:
-            prompt_logprobs = join_logprobs(request.prompt_logprobs)
-    return OutputDetails(
-        new_logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        events=request.events or None,
-        prefill_stats=prefill_stats,
-        error=error,
-    )

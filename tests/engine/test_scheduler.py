@@ -417,10 +417,10 @@ def test_a_token_of_before_the_preemption_is_dropped() -> None:
     assert again is not None
     assert [new.request_id for new in again.new_requests] == ["b"]
     scheduler.update(first, engine.workers.execute(first).result())
-    sent = [output for output in scheduler.take_outputs()[0] if output.new_token_ids]
+    sent = [output for output in scheduler.outbox.take()[0] if output.new_token_ids]
     assert [output.request_id for output in sent] == ["a"]
     scheduler.update(again, engine.workers.execute(again).result())
-    sent = [output for output in scheduler.take_outputs()[0] if output.new_token_ids]
+    sent = [output for output in scheduler.outbox.take()[0] if output.new_token_ids]
     assert [output.request_id for output in sent] == ["b"]
 
 
@@ -521,8 +521,8 @@ def test_nothing_is_kept_of_requests_that_ended_between_two_steps() -> None:
     for _ in range(3):
         engine.add(make_request("r"))
         engine.core.abort(["r"])
-    assert [output.details is None for output in scheduler.take_outputs()[0]] == [False] * 3
-    assert not scheduler._with_news
+    assert [output.details is None for output in scheduler.outbox.take()[0]] == [False] * 3
+    scheduler.validate()
 
 
 def test_requests_are_counted_by_client() -> None:
