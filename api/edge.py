@@ -121,12 +121,11 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            named = id_headers(self._scope["path"], self.request_id).items()
             message["headers"] = [
                 *message.get("headers", ()),
-                (b"x-request-id", self.request_id.encode()),
+                *((name.encode(), value.encode()) for name, value in named),
             ]
-            if errors.is_anthropic(self._scope["path"]):  # the name that its clients know
-                message["headers"].append((b"request-id", self.request_id.encode()))
             if self._service.state not in ("starting", "serving"):
                 # Later requests should not be tied to a server that is about to go.
                 message["headers"].append((b"connection", b"close"))
@@ -135,16 +134,32 @@ class _Exchange:
     def end(self) -> None:
         """The response is out, or nobody is there for it."""
         self._service.num_active -= self._is_counted
-        path = self._scope["path"]
         if self._service.config.access_log and not self._is_quiet:
-            logger.info(
-                '"%s %s" %d %s %.0f ms',
-                self._scope["method"],
-                path[:200].encode("unicode_escape").decode(),
-                self._status,
-                _phrase(self._status),
-                1000 * (time.monotonic() - self._began_at),
-            )
+            log_access(self._scope, self._status, time.monotonic() - self._began_at)
+
+
+def log_access(scope: Mapping[str, Any], status: int, took_s: float) -> None:
+    """The line of one request. Its id is in the log's context."""
+    logger.info(
+        '"%s %s" %d %s %.0f ms',
+        scope["method"],
+        scope["path"][:200].encode("unicode_escape").decode(),
+        status,
+        _phrase(status),
+        1000 * took_s,
+    )
+
+
+def log_more_refused(count: int) -> None:
+    """The line of requests that have none of their own."""
+    logger.info("%d more requests were refused within a second", count)
+
+
+def id_headers(path: str, request_id: str) -> dict[str, str]:
+    """The headers by which a client learns the id of its request."""
+    if errors.is_anthropic(path):  # the name that its clients know
+        return {"x-request-id": request_id, "request-id": request_id}
+    return {"x-request-id": request_id}
 
 
 def _with_own_path(scope: Scope, root_path: str) -> Scope:

@@ -1,11 +1,14 @@
 """The order in which requests are begun, and who is turned away before."""
 
 import asyncio
+import logging
 from typing import Any, cast
+
+import pytest
 
 from api.config import ApiConfig
 from api.engine_client import EngineClient
-from api.front_door import _BEGUN_IN_A_TURN, FrontDoor
+from api.front_door import _BEGUN_IN_A_TURN, _LINES_A_SECOND, FrontDoor
 from api.service import Service
 
 POST = {"method": "POST", "path": "/v1/completions", "headers": []}
@@ -53,6 +56,52 @@ def test_those_who_wait_for_their_turn_count() -> None:
         assert b"overloaded" in body
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/v1/completions", ["x-request-id"]),
+        ("/v1/messages", ["x-request-id", "request-id"]),
+    ],
+)
+def test_who_is_turned_away_learns_the_id_and_the_log_has_it(
+    path: str, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the headers and in the access log, as with every other answer."""
+    caplog.set_level(logging.INFO, "api.edge")
+
+    async def main() -> None:
+        door = make_door(max_num_queued_reqs=1)
+        door.begin(lambda: None)
+        scope = {"method": "POST", "path": path, "headers": [(b"x-request-id", b"mine")]}
+        refused = door.refusal(scope)
+        assert refused is not None
+        assert [name for name, value in refused[0].headers.items() if value == "mine"] == names
+
+    asyncio.run(main())
+    [record] = caplog.records
+    assert record.getMessage() == f'"POST {path}" 503 Service Unavailable 0 ms'
+
+
+def test_of_very_many_who_are_turned_away_the_log_has_the_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Under such load a line for each would cost more than it says."""
+    caplog.set_level(logging.INFO, "api.edge")
+
+    async def main() -> None:
+        door = make_door(max_num_queued_reqs=1)
+        door.begin(lambda: None)
+        for _ in range(3 * _LINES_A_SECOND):
+            assert door.refusal(POST) is not None
+        door._lines._end_second()
+        assert door.refusal(POST) is not None
+
+    asyncio.run(main())
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == _LINES_A_SECOND + 2
+    assert lines[-2] == f"{2 * _LINES_A_SECOND} more requests were refused within a second"
 
 
 def test_only_what_gives_work_is_turned_away() -> None:
