@@ -12,7 +12,7 @@ there is a limit, prompt tokens that wait for their prefill or are in it. Used b
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, assert_never
 
 from api.drain_rate import DrainRate, Line
 from engine.errors import InvalidRequestError, OverloadedError
@@ -89,7 +89,7 @@ class Admission:
         self._num_preparing = 0
         """Sequences of requests that are let in and not sent yet."""
         self._line = Line()
-        self._is_shedding = False
+        self._shedding: Reason | None = None
 
     @property
     def num_in_flight(self) -> int:
@@ -97,13 +97,30 @@ class Admission:
         return self._num_preparing + self._count_sent()
 
     @property
-    def is_shedding(self) -> bool:
-        """Whether requests are refused: from when a limit is reached until there is some room."""
-        if self._reason(1) is not None:
-            self._is_shedding = True
-        elif self._is_shedding:
-            self._is_shedding = not self._has_some_room()
-        return self._is_shedding
+    def shedding(self) -> Reason | None:
+        """The limit for which requests are refused: from when it is reached until there is some
+        room. None: there is."""
+        reason = self._reason(1)
+        if reason is None and self._shedding is not None:
+            reason = self._without_room()
+        self._shedding = reason
+        return reason
+
+    def how_full(self, reason: Reason) -> str:
+        """How much of a limit is taken, for those who operate the server."""
+        match reason:
+            case "max_num_queued_reqs":
+                return (
+                    f"{self.num_in_flight} requests are in flight, of {self._max_requests}"
+                    " that this API server takes (--max-num-queued-reqs)"
+                )
+            case "max_num_queued_tokens":
+                return (
+                    f"{self._flow.num_queued_tokens} prompt tokens wait, of {self._max_tokens}"
+                    " that this API server lets wait (--max-num-queued-tokens)"
+                )
+            case other:
+                assert_never(other)
 
     def refusal(self, num_sequences: int = 1, num_ahead: int = 0) -> OverloadedError | None:
         """Why a request of so many sequences is turned away now, if it is. Counts it.
@@ -115,7 +132,7 @@ class Admission:
         reason = self._reason(num_sequences + num_ahead)
         if reason is None:
             return None
-        self._is_shedding = True
+        self._shedding = reason
         self.num_refused[reason] += 1
         return OverloadedError(_WORDS[reason], self._retry_after_s(reason, num_sequences))
 
@@ -153,14 +170,16 @@ class Admission:
             return "max_num_queued_tokens"
         return None
 
-    def _has_some_room(self) -> bool:
-        return all(
-            most is None or count <= _ROOM_AGAIN * most
-            for most, count in (
-                (self._max_requests, self.num_in_flight),
-                (self._max_tokens, self._flow.num_queued_tokens),
-            )
+    def _without_room(self) -> Reason | None:
+        """The limit of which too much is taken still to let anybody in again."""
+        counts: tuple[tuple[Reason, int | None, int], ...] = (
+            ("max_num_queued_reqs", self._max_requests, self.num_in_flight),
+            ("max_num_queued_tokens", self._max_tokens, self._flow.num_queued_tokens),
         )
+        for reason, most, count in counts:
+            if most is not None and count > _ROOM_AGAIN * most:
+                return reason
+        return None
 
     def _retry_after_s(self, reason: Reason, num_sequences: int) -> int:
         now = self._clock()

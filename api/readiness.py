@@ -56,11 +56,8 @@ def _status(service: Service, ranks: Ranks) -> tuple[Status, str | None]:
                 return "loading", f"{ranks.up} of {ranks.all} ranks have loaded the model"
             return "loading", "all ranks have loaded the model; the API server has not"
         case "serving":
-            if service.admission.is_shedding:
-                return "shedding", (
-                    f"{service.admission.num_in_flight} requests are in flight, as many as the"
-                    " server takes"
-                )
+            if (limit := service.admission.shedding) is not None:
+                return "shedding", service.admission.how_full(limit)
             if not ranks.up:
                 return "loading", f"all {ranks.all} ranks are being started anew"
             return "degraded" if ranks.missing else "ready", None

@@ -98,7 +98,7 @@ def test_without_limits_nobody_is_refused() -> None:
     world.flow.on_sent(1 << 40)
     for _ in range(1000):
         world.send()
-    assert not world.admission.is_shedding
+    assert not world.admission.shedding
 
 
 def test_when_to_come_back_is_when_there_is_room() -> None:
@@ -150,20 +150,41 @@ def test_load_is_shed_until_there_is_some_room() -> None:
     """Probes are not told otherwise with every request that ends."""
     world = World(max_requests=10)
     for _ in range(10):
-        assert not world.admission.is_shedding
+        assert not world.admission.shedding
         world.send()
-    assert world.admission.is_shedding
+    assert world.admission.shedding
 
     world.finish()
-    assert not world.admission.is_shedding  # nine tenths
+    assert not world.admission.shedding  # nine tenths
 
     world = World(max_requests=100)
     world.send(100)
-    assert world.admission.is_shedding
+    assert world.admission.shedding
     world.finish(9)
-    assert world.admission.is_shedding
+    assert world.admission.shedding
     world.finish()
-    assert not world.admission.is_shedding
+    assert not world.admission.shedding
+
+
+def test_the_limit_that_sheds_is_named_until_there_is_room() -> None:
+    """Operators raise that one: with few requests in flight, prompt tokens may be too many."""
+    world = World(max_requests=10, max_tokens=100)
+    world.send()
+    world.flow.on_sent(120)
+    assert world.admission.shedding == "max_num_queued_tokens"
+    told = world.admission.how_full("max_num_queued_tokens")
+    assert told.startswith("120 prompt tokens wait, of 100 ")
+    assert "--max-num-queued-tokens" in told
+
+    world.flow.on_prefilled(25)
+    assert world.admission.shedding == "max_num_queued_tokens"
+    world.flow.on_prefilled(95)
+    assert world.admission.shedding is None
+
+    world.send(9)
+    assert world.admission.shedding == "max_num_queued_reqs"
+    told = world.admission.how_full("max_num_queued_reqs")
+    assert told.startswith("10 requests are in flight, of 10 ")
 
 
 @given(
