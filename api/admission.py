@@ -40,6 +40,7 @@ class Flow:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.num_queued_tokens = 0
+        self.num_queued_prompts = 0
         self.sequences = DrainRate()
         self.prompt_tokens = DrainRate()
         self._clock = clock
@@ -49,10 +50,12 @@ class Flow:
         if not self.num_queued_tokens:
             self.prompt_tokens.begin(self._clock())
         self.num_queued_tokens += num_prompt_tokens
+        self.num_queued_prompts += 1
 
     def on_prefilled(self, num_prompt_tokens: int) -> None:
         """It is computed, or will never be."""
         self.num_queued_tokens -= num_prompt_tokens
+        self.num_queued_prompts -= 1
         self.prompt_tokens.add(self._clock(), num_prompt_tokens)
 
     def on_finished(self) -> None:
@@ -89,6 +92,7 @@ class Admission:
         self._num_preparing = 0
         """Sequences of requests that are let in and not sent yet."""
         self._line = Line()
+        self._token_line = Line()
         self._shedding: Reason | None = None
 
     @property
@@ -186,5 +190,8 @@ class Admission:
         if reason == "max_num_queued_reqs":
             return self._line.join(now, num_sequences, self._flow.sequences.per_s(now))
         assert self._max_tokens is not None
-        excess = self._flow.num_queued_tokens - self._max_tokens + 1
-        return Line().join(now, excess, self._flow.prompt_tokens.per_s(now))
+        flow = self._flow
+        excess = flow.num_queued_tokens - self._max_tokens + 1
+        # Whoever comes back brings a prompt of unknown length: as those that wait, on average.
+        mean = flow.num_queued_tokens / max(1, flow.num_queued_prompts)
+        return self._token_line.join_behind(now, excess, mean, flow.prompt_tokens.per_s(now))

@@ -62,6 +62,19 @@ class Line:
         much becomes free in a second: at least 1, at most `MAX_RETRY_AFTER_S`."""
         if per_s is None:
             return UNKNOWN_RETRY_AFTER_S
-        wait_s = min(max(0.0, self._ends_at - now) + amount / per_s, MAX_RETRY_AFTER_S)
-        self._ends_at = now + wait_s
-        return max(1, math.ceil(wait_s))
+        return self._stand(now, self._left_s(now) + amount / per_s)
+
+    def join_behind(self, now: float, excess: float, amount: float, per_s: float | None) -> int:
+        """The same for somebody for whom there is room, however much he brings, as soon as `excess`
+        is gone. He will bring about `amount`, which the next one has to wait for as well."""
+        if per_s is None:
+            return UNKNOWN_RETRY_AFTER_S
+        return self._stand(now, max(self._left_s(now), excess / per_s), amount / per_s)
+
+    def _left_s(self, now: float) -> float:
+        return max(0.0, self._ends_at - now)
+
+    def _stand(self, now: float, wait_s: float, more_s: float = 0.0) -> int:
+        """Give somebody his time; the next one's is not before `more_s` later."""
+        self._ends_at = now + min(wait_s + more_s, MAX_RETRY_AFTER_S)
+        return max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S)))

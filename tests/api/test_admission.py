@@ -1,5 +1,7 @@
 """Who is let in, and who is told when to come back."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,6 +146,23 @@ def test_many_tokens_take_longer_to_wait_for() -> None:
     world.flow.on_prefilled(500)
     world.flow.on_sent(6000)
     assert world.refused().retry_after_s == pytest.approx(10, abs=2)
+
+
+def test_those_for_whom_too_many_tokens_wait_do_not_all_come_back_at_once() -> None:
+    """Each brings a prompt, and is told to come one prompt later than who was refused before."""
+    world = World(max_tokens=1000)
+    world.flow.on_sent(500)
+    world.now += 1.0
+    world.flow.on_prefilled(500)
+    for _ in range(3):
+        world.flow.on_sent(1000)
+
+    times = [world.refused().retry_after_s for _ in range(5)]
+
+    assert times[0] == pytest.approx(4, abs=1)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == pytest.approx([2.0] * 4, abs=1)
+    assert times[-1] - times[0] == pytest.approx(8, abs=1)
 
 
 def test_load_is_shed_until_there_is_some_room() -> None:

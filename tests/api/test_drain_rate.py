@@ -99,6 +99,25 @@ def test_a_line_is_over_when_its_time_is(per_s: float, count: int) -> None:
     assert line.join(float(last), 1, per_s) == Line().join(0.0, 1, per_s)
 
 
+@given(
+    per_s=rates,
+    excess=st.floats(1, 10_000),
+    wants=st.lists(st.tuples(st.floats(0, 30), amounts), min_size=1),
+)
+def test_nobody_comes_back_before_what_is_too_much_is_gone(
+    per_s: float, excess: float, wants: list[tuple[float, float]]
+) -> None:
+    """Nor before what those in front of him bring, within the times that clients heed."""
+    line, now, earliest = Line(), 0.0, 0.0
+    for gap_s, amount in wants:
+        now += gap_s
+        wait_s = line.join_behind(now, excess, amount, per_s)
+        assert 1 <= wait_s <= MAX_RETRY_AFTER_S
+        due = min(max(earliest, now + excess / per_s), now + MAX_RETRY_AFTER_S)
+        assert now + wait_s >= due - 1e-6
+        earliest = min(due + amount / per_s, now + MAX_RETRY_AFTER_S)
+
+
 def test_without_a_rate_there_is_a_guess() -> None:
     """Nothing has ended so far."""
     assert Line().join(0.0, 1, None) == UNKNOWN_RETRY_AFTER_S
