@@ -119,6 +119,11 @@ class EngineGroup(Protocol):
         to have the same."""
         ...
 
+    def node_of(self, engine_index: int) -> str | None:
+        """The node whose loss takes this engine core along, and leaves the command. None: there is
+        no such, because it is the command's own."""
+        ...
+
     def restart(self, engine_index: int, epoch: int) -> None:
         """Start an engine core anew under a higher epoch, and watch it. What is left of the one
         before, workers included, is ended first: that it hangs, or cannot be reached, is no reason

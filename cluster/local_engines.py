@@ -129,6 +129,9 @@ class LocalEngines:
     def keep_sizes(self, all_ready: Sequence[EngineReady]) -> None:
         self._ready = {ready.engine_index: ready for ready in all_ready}
 
+    def node_of(self, engine_index: int) -> str | None:
+        return None
+
     def restart(self, engine_index: int, epoch: int) -> None:
         config = successor(self._engines[engine_index], epoch, self._ready.get(engine_index))
         number = len(self._coordinators) + engine_index

@@ -216,6 +216,11 @@ class RayEngines:
     def keep_sizes(self, all_ready: Sequence[EngineReady]) -> None:
         self._ready = {ready.engine_index: ready for ready in all_ready}
 
+    def node_of(self, engine_index: int) -> str | None:
+        assert self._placement is not None
+        node = self._placement.ranks[engine_index].node
+        return None if node.is_driver else node.label
+
     def restart(self, engine_index: int, epoch: int) -> None:
         with self._replacing():
             self._restart(engine_index, epoch)

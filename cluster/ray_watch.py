@@ -51,6 +51,8 @@ class EndWatch:
         self._lease = lease
         self._interval_s = _LOOK_S if are_deaths_apart else None
         self._threads: list[threading.Thread] = []
+        self._telling = threading.Lock()
+        """Of two that end at once the second hears of the first."""
 
     def watch(self, ray: Any, actors: Sequence[Actor]) -> None:
         """Wait for the ends of their calls of `run`. Returns at once."""
@@ -85,19 +87,21 @@ class EndWatch:
         line = f"{actor} {end.cause or describe_exit(end.exit_code)}{self._where(actor)}"
         # What ended without a word may not be the first: a node takes all its ranks with it.
         has_said_why = partial(self._has_said_why, actor.index, actor.epoch)
-        if self._last_words_arrive(has_said_why) if end.cause is None else has_said_why():
-            logger.info("%s; the first cause is logged above", line)
-        else:
-            logger.error("first cause: %s", line)
-        self._on_death(actor.index, actor.epoch, line)
+        if end.cause is None:
+            self._await_last_words(has_said_why)
+        with self._telling:
+            if has_said_why():
+                logger.info("%s; the first cause is logged above", line)
+            else:
+                logger.error("first cause: %s", line)
+            self._on_death(actor.index, actor.epoch, line)
 
     def _where(self, actor: Actor) -> str:
         seen = "" if actor.index is None else self._last_seen(actor.index)
         return f"; last seen in {seen}" if seen else ""
 
-    def _last_words_arrive(self, has_said_why: Callable[[], bool]) -> bool:
+    def _await_last_words(self, has_said_why: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _LAST_WORDS_S
-        while not has_said_why():
-            if time.monotonic() >= deadline or self._lease.wait_closed(0.01):
-                return has_said_why()
-        return True
+        while not has_said_why() and time.monotonic() < deadline:
+            if self._lease.wait_closed(0.01):
+                return

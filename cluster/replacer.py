@@ -24,6 +24,10 @@ from engine.wire import EngineReady
 
 logger = logging.getLogger(__name__)
 
+_ONE_LOSS_S = 15.0
+"""Ranks of one node that are lost within so long are lost with the node, or with the link to it:
+heartbeats are missed after 10 s, and Ray may tell of one rank and not of the next."""
+
 _COORDINATOR_LASTS_S = 15.0
 """A coordinator that ends sooner has failed to start: it loads for a second or two."""
 
@@ -66,8 +70,10 @@ class Replacer:
         self._coordinator = Replacement(1)
         """Of the coordinator. It says READY to nobody here, so it is up once it has lasted."""
         self._last_words: dict[tuple[int, int], str] = {}
+        self._lost_on: dict[str, tuple[int, float]] = {}
+        """By node: the rank that was the first to be lost there without a word, and when."""
         self._changed = threading.Condition()
-        """Guards the two above."""
+        """Guards the three above."""
         self._is_closed = False
         self._front: ApiSide | None = None
         self._engines: EngineGroup | None = None
@@ -99,7 +105,8 @@ class Replacer:
             return False  # nobody but its parent can tell
         with self._changed:
             is_known = self._policy.is_known(engine_index, epoch)
-            return is_known or (engine_index, epoch) in self._last_words
+            is_told = is_known or (engine_index, epoch) in self._last_words
+            return is_told or self._node_loss(engine_index, epoch)[1] is not None
 
     def on_death(self, engine_index: int | None, epoch: int, cause: str) -> None:
         """See `EngineGroup`. The group has logged the cause, or somebody else."""
@@ -145,6 +152,7 @@ class Replacer:
         assert self._front is not None
         index, epoch, cause = loss.engine_index, loss.epoch, loss.cause
         with self._changed:
+            node, first = self._node_loss(index, epoch)
             verdict = self._policy.take_loss(
                 index,
                 epoch,
@@ -153,12 +161,34 @@ class Replacer:
                 is_draining=self._is_draining() or self._is_closed,
             )
             num_up = self._policy.num_up
+            if verdict is not None and node is not None and first is None:
+                self._lost_on[node] = (index, time.monotonic())
             self._changed.notify_all()
         if verdict is None:
             return
-        if loss.is_first and self._front.death is None:
+        if first is not None:
+            logger.warning(
+                "%s is lost with %s, whose first cause is logged above, on node %s: %s",
+                self._name(index),
+                self._name(first),
+                node,
+                cause,
+            )
+        elif loss.is_first and self._front.death is None:
             logger.error("first cause: %s: %s", self._name(index), cause)
         self._carry_out(verdict, loss, num_up)
+
+    def _node_loss(self, index: int, epoch: int) -> tuple[str | None, int | None]:
+        """The node that may have taken a rank along, unless that has ended by itself; and the rank
+        that it had taken first, if so. Under the lock."""
+        assert self._engines is not None
+        node = self._engines.node_of(index)
+        has_words = (index, epoch) in self._last_words
+        if node is None or has_words or self._policy.is_expected(index, epoch):
+            return None, None
+        first, at_s = self._lost_on.get(node, (index, 0.0))
+        is_one_loss = first != index and time.monotonic() - at_s < _ONE_LOSS_S
+        return node, first if is_one_loss else None
 
     def _carry_out(self, verdict: Verdict, loss: Loss, num_up: int) -> None:
         assert self._front is not None

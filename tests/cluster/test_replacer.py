@@ -23,6 +23,7 @@ class World:
         self.lost: list[tuple[int, int, str]] = []
         self.restarted: list[tuple[int, int]] = []
         self.exit_codes: list[int | None] = [None, None]
+        self.nodes: list[str | None] = [None, None]
         self.failures: list[Exception] = []
         self.death: EngineDeadError | None = None
         self.is_draining = False
@@ -38,6 +39,9 @@ class World:
 
     def mark_dead(self, engine_index: int | None, cause: str) -> None:
         self.death = EngineDeadError(engine_index, cause)
+
+    def node_of(self, engine_index: int) -> str | None:
+        return self.nodes[engine_index]
 
     def restart(self, engine_index: int, epoch: int) -> None:
         self.restarted.append((engine_index, epoch))
@@ -102,6 +106,31 @@ def test_who_hangs_is_a_first_cause(world: World, caplog: pytest.LogCaptureFixtu
         world.replacer.on_loss(Loss(0, 0, "hung: no heartbeat", is_first=True))
     world.wait_for_restart()
     assert first_causes(caplog) == ["first cause: engine core DP0: hung: no heartbeat"]
+
+
+@pytest.mark.row("F-13")
+def test_a_node_that_takes_two_ranks_along_is_one_first_cause(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever tells of it; the second line names the rank whose cause it is."""
+    world.nodes = ["far", "far"]
+    world.replacer.on_loss(Loss(1, 0, "hung: no heartbeat", is_first=True))
+    assert world.replacer.has_said_why(0, 0)
+    world.replacer.on_loss(Loss(0, 0, "hung: no heartbeat", is_first=True))
+
+    assert first_causes(caplog) == ["first cause: engine core DP1: hung: no heartbeat"]
+    assert "engine core DP0 is lost with engine core DP1, whose first cause is" in caplog.text
+
+
+@pytest.mark.parametrize("nodes", [["far", "further"], ["far", None], [None, None]])
+def test_ranks_that_do_not_share_a_node_have_a_first_cause_each(
+    world: World, nodes: list[str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is the command's own, which takes the command along."""
+    world.nodes = nodes
+    for index in range(2):
+        world.replacer.on_loss(Loss(index, 0, "hung", is_first=True))
+    assert len(first_causes(caplog)) == 2
 
 
 def test_a_start_that_fails_is_tried_again_and_then_the_server_ends(world: World) -> None:
