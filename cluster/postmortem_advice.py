@@ -6,8 +6,8 @@ from collections.abc import Sequence
 _ADVICE = (
     (
         r"out of memory",
-        "The kernel has killed it for want of memory: give the container or machine more, or take"
-        " less: --kv-cache-memory-bytes, --max-num-seqs, fewer ranks on this node.",
+        "The kernel has probably killed it for want of memory: give the container or machine more,"
+        " or take less: --kv-cache-memory-bytes, --max-num-seqs, fewer ranks on this node.",
     ),
     (
         r"No space left|Errno 28|killed by SIGBUS|Bus error",

@@ -174,7 +174,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        ("EngineCore_DP0 killed by SIGKILL; out of memory: by the kernel", "want of memory"),
+        ("EngineCore_DP0 killed by SIGKILL; out of memory, probably: 1", "want of memory"),
         ("worker DP0_PP0_TP0 pid=1 killed by SIGBUS; /dev/shm has 0 of 64 MiB free", "/dev/shm"),
         ("worker DP0_PP0_TP0 pid=1 killed by SIGSEGV during load", "native code"),
         ("engine core DP3: hung: no heartbeat for 10.4 s", "stood still"),

@@ -16,8 +16,8 @@ BEFORE = OomKills(of_group=1, of_machine=4)
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (OomKills(2, 5), "; out of memory: by the kernel's OOM killer, in the control group"),
-        (OomKills(1, 5), "; out of memory, probably: 1 OOM kills on this machine meanwhile"),
+        (OomKills(2, 5), "; out of memory, probably: 1 OOM kill since the start in the control"),
+        (OomKills(1, 6), "; out of memory, perhaps: 2 OOM kills since the start on this machine"),
         (OomKills(1, 4), "; not by the kernel's OOM killer"),
         (OomKills(None, 4), "; not by the kernel's OOM killer"),
         (OomKills(None, None), ""),
@@ -31,6 +31,32 @@ def test_sigkill_is_told_apart_from_the_kernels(
     told = DeathSigns(BEFORE).of_exit(-signal.SIGKILL)
     assert told.startswith(words)
     assert bool(told) == bool(words)
+
+
+@pytest.mark.row("F-11")
+def test_an_earlier_kill_is_no_sign_for_a_later_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that die together may both be of one; what was counted when another died is used up,
+    also where that one had only lost a worker."""
+    counts, now = [OomKills(1, 4)], [100.0]
+    monkeypatch.setattr(OomKills, "read", lambda: counts[-1])
+    signs = DeathSigns(clock=lambda: now[0])
+
+    def of_kill(after_s: float) -> str:
+        now[0] += after_s
+        return signs.of_exit(-signal.SIGKILL)
+
+    counts.append(OomKills(2, 5))
+    assert "1 OOM kill since the start" in of_kill(3600.0)
+    assert "1 OOM kill since the start" in of_kill(1.0)
+    assert of_kill(60.0) == "; not by the kernel's OOM killer"
+
+    counts.append(OomKills(4, 7))
+    assert "2 OOM kills since the death before" in of_kill(3600.0)
+
+    counts.append(OomKills(5, 8))
+    now[0] += 60.0
+    assert signs.of_exit(1) == ""
+    assert of_kill(60.0) == "; not by the kernel's OOM killer"
 
 
 def test_a_bus_error_and_a_full_disk_tell_of_shared_memory() -> None:
