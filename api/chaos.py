@@ -4,13 +4,11 @@ Only processes that descend from the server's own command are touched, and only 
 title of ours. Which of several it is, the caller decides by a number: a run can be repeated.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -104,7 +102,7 @@ def choose(processes: list[Process], role: Role, draw: float) -> Process | None:
 
 
 def strike(process: Process, action: Action, pause_s: float = PAUSE_S) -> None:
-    """Do it. Returns at once; a pause ends by itself, also where the caller is who pauses.
+    """Do it. Returns at once; a pause ends by itself, whatever becomes of the caller meanwhile.
 
     Raises:
         ProcessLookupError: it is gone already.
@@ -116,26 +114,26 @@ def strike(process: Process, action: Action, pause_s: float = PAUSE_S) -> None:
             os.kill(process.pid, signal.SIGSTOP)
         case "pause":
             os.kill(process.pid, 0)
-            target = _pause_self if process.pid == os.getpid() else _pause
             threading.Thread(
-                target=target, args=(process.pid, pause_s), name="pause", daemon=True
+                target=_pause, args=(process.pid, pause_s), name="pause", daemon=True
             ).start()
 
 
 def _pause(pid: int, pause_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(pause_s)
-        os.kill(pid, signal.SIGCONT)
-
-
-def _pause_self(pid: int, pause_s: float) -> None:
-    """Somebody else has to wake a process that has stopped itself."""
+    """By a process of its own: the caller may be who pauses, and may be killed before it is over.
+    In a session of its own, so that nobody ends it with the caller's group."""
     code = (
         "import os, signal, time;"
         f"os.kill({pid}, signal.SIGSTOP); time.sleep({pause_s}); os.kill({pid}, signal.SIGCONT)"
     )
-    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False)
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code],
+        check=False,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _parent(folder: Path) -> int | None:

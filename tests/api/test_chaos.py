@@ -1,6 +1,7 @@
 """Faults are dealt to processes of one server, and to nobody else."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,21 @@ def test_who_pauses_itself_wakes_up_again() -> None:
         wait_for(lambda: state_of(process.pid) != "T", "running")
         assert time.monotonic() - began < 5
         process.kill()
+
+
+def test_a_pause_ends_although_who_made_it_is_killed() -> None:
+    """The next fault may well meet that API server."""
+    code = (
+        "import sys, time; from api.chaos import Process, strike;"
+        "strike(Process('EngineCore_DP0', int(sys.argv[1])), 'pause', 1.0); time.sleep(60)"
+    )
+    with titled_process("RAYWIRE::EngineCore_DP0") as victim:
+        command = [sys.executable, "-c", code, str(victim.pid)]
+        with subprocess.Popen(command, start_new_session=True) as maker:
+            wait_for(lambda: state_of(victim.pid) == "T", "stopped")
+            os.killpg(maker.pid, signal.SIGKILL)
+            maker.wait(5)
+        wait_for(lambda: state_of(victim.pid) == "S", "running")
 
 
 def test_kinds_are_read_as_they_are_written() -> None:
