@@ -42,7 +42,9 @@ BEAT_S = 2.0
 _NAME = re.compile(r"\d{8}-\d{6}-\d+")
 _SECRET = re.compile(r"key|secret|password|credential", re.IGNORECASE)
 _MAX_TEXT = 400
-_LAST_SEEN_BYTES = 4096
+_MAX_SEEN_CHARS = 100
+_SEEN_BYTES = 128
+"""Of last_seen.json, for each engine core, and for what is around them."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -166,10 +168,11 @@ def _beating(folder: Path, last_seen: Callable[[], Sequence[str]]) -> Iterator[N
 
 
 def write_last_seen(folder: Path, last_seen: Sequence[str]) -> None:
-    """Over the old one, in one write: the room is there once it has been written for the first
-    time, so a disk that fills up later does no harm."""
-    text = json.dumps({"time": round(time.time(), 3), "engine_cores": last_seen})
-    data = text.encode()[:_LAST_SEEN_BYTES].ljust(_LAST_SEEN_BYTES)
+    """Over the old one, in one write and of the same length: the room is there once it has been
+    written for the first time, so a disk that fills up later does no harm."""
+    cores = [text[:_MAX_SEEN_CHARS] for text in last_seen]
+    text = json.dumps({"time": round(time.time(), 3), "engine_cores": cores})
+    data = text.encode().ljust(_SEEN_BYTES * (1 + len(cores)))
     descriptor = os.open(folder / "last_seen.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, data, 0)

@@ -115,6 +115,20 @@ def test_the_number_of_runs_is_bounded(tmp_path: Path) -> None:
         assert run_folder.is_running(runs[-1])
 
 
+def test_what_a_thousand_ranks_were_doing_is_kept_whole(tmp_path: Path) -> None:
+    """Each in a few words; the file keeps its length, whatever they say later."""
+    file = tmp_path / "last_seen.json"
+    sizes = set()
+    for seen in (["step 3, IDLE for 0.0 s"] * 999 + ["x" * 5000], [""] * 1000):
+        run_folder.write_last_seen(tmp_path, seen)
+        kept = json.loads(file.read_text())["engine_cores"]
+        assert len(kept) == 1000
+        assert kept[:999] == seen[:999]
+        sizes.add(file.stat().st_size)
+    assert len(sizes) == 1
+    assert sizes.pop() < 200_000
+
+
 def test_a_log_is_bounded(tmp_path: Path) -> None:
     """The last lines stay, in two files."""
     with run_folder.kept_run(config(tmp_path), "APIServer_0", list):
