@@ -28,7 +28,7 @@ from cluster import environment
 from cluster.command_watch import ProcessIdentity, end_with
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, resolve_portable
-from cluster.run_folder import runs_folder
+from cluster.run_folder import join_run
 from cluster.wire_reach import check_reach
 from engine import log, run_log
 from engine.config import EngineConfig
@@ -111,7 +111,7 @@ class EngineActor:
         folder = self._start.config.run_folder
         if folder is None or self._start.model is None:
             return folder
-        return str(runs_folder(environment.read(os.environ).cache_dir) / Path(folder).name)
+        return join_run(environment.read(os.environ).cache_dir, Path(folder).name)
 
     def describe(self) -> Site:
         return Site(pid=os.getpid(), public_key=None if self._keys is None else self._keys.public)

@@ -7,8 +7,9 @@ end was a SIGKILL.
         events.jsonl, logs/, stacks/                          each process for itself (`run_log`)
 
 The command makes it and holds a lock on run.json for as long as it lives, so that nobody takes a
-run under way for one that has ended. The last runs stay; older ones make room. Where it cannot be
-made, or the disk is full, serving goes on without.
+run under way for one that has ended. Other nodes of a Ray cluster have a folder of the same name,
+with what their engine cores leave, who hold the lock there. The last runs stay; older ones make
+room. Where it cannot be made, or the disk is full, serving goes on without.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cluster.config import ServeConfig
 from engine import __version__, run_log
@@ -39,6 +40,7 @@ MAX_RUNS = 20
 BEAT_S = 2.0
 """How often it is written what engine cores are doing."""
 
+_CORES_LOCK = "engine_cores.lock"
 _NAME = re.compile(r"\d{8}-\d{6}-\d+")
 _SECRET = re.compile(r"key|secret|password|credential", re.IGNORECASE)
 _MAX_TEXT = 400
@@ -46,6 +48,9 @@ _MAX_SEEN_CHARS = 100
 _SEEN_BYTES = 128
 """Of last_seen.json, for each engine core, and for what is around them."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+_held: list[IO[bytes]] = []
+"""Locks of this process, until it ends."""
 
 
 def runs_folder(cache_dir: Path) -> Path:
@@ -74,19 +79,36 @@ def kept_run(
         yield
 
 
+def join_run(cache_dir: Path, name: str) -> str | None:
+    """The folder, on this node, of a run whose command is on another one, for an engine core that
+    belongs to it. The first one here makes it, and room for it. None: it cannot be made."""
+    base = runs_folder(cache_dir)
+    folder = base / name
+    try:
+        if not folder.exists():
+            base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _prune(base)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        file = (folder / _CORES_LOCK).open("ab")
+        fcntl.flock(file, fcntl.LOCK_SH)
+    except OSError as error:
+        logger.info("nothing is kept of this run on this node: %s", error)
+        return None
+    _held.append(file)
+    return str(folder)
+
+
 def note_end(exit_code: int, message: str = "") -> None:
     """The command ends, in order or not. What is missing of a run without it was killed."""
     run_log.record("end", exit_code=exit_code, message=message[:_MAX_TEXT])
 
 
 def is_running(folder: Path) -> bool:
-    """Whether the command of that run is alive."""
-    with contextlib.suppress(OSError), (folder / "run.json").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    """Whether the command of that run is alive, or, where that is on another node, one of its
+    engine cores."""
+    return _is_held(folder / "run.json", fcntl.LOCK_SH) or _is_held(
+        folder / _CORES_LOCK, fcntl.LOCK_EX
+    )
 
 
 def find_runs(cache_dir: Path) -> list[Path]:
@@ -135,6 +157,18 @@ def _make(config: ServeConfig, stack: contextlib.ExitStack) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _is_held(path: Path, lock: int) -> bool:
+    """Whether somebody holds a lock with which this one cannot be had."""
+    if not path.is_file():  # a pipe would hold whoever opens it
+        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, lock | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _prune(base: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import actors
+from cluster import actors, run_folder
 from cluster.actors import EngineActor, EngineStart, variables_for_nodes
 from cluster.deadline import Deadline
 from cluster.model_on_node import PortableModel, make_portable, resolve_portable
@@ -72,6 +72,32 @@ def test_an_actor_makes_its_own_key_and_shows_the_public_half() -> None:
     assert first.public_key is not None
     assert len(first.public_key) == 40
     assert first.public_key != second.public_key
+
+
+def test_an_actor_on_another_node_makes_room_for_its_run_there(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rule of the command's node: the oldest runs go, but not one that is under way."""
+    monkeypatch.setattr("engine.run_log.keep", lambda *_, **__: None)
+    base = run_folder.runs_folder(cache)
+    names = [f"202501{day + 1:02}-000000-1" for day in range(run_folder.MAX_RUNS + 5)]
+    for name in names:
+        (base / name).mkdir(parents=True)
+
+    def start_core(run: str) -> None:
+        start = start_with(PortableModel(name="/models/nowhere"))
+        config = dataclasses.replace(start.config, run_folder=f"/of/the/command/runs/{run}")
+        EngineActor(dataclasses.replace(start, config=config))
+
+    start_core(names[0])
+    assert len(run_folder.find_runs(cache)) == len(names)  # it was there
+    for _ in range(2):
+        start_core("20260101-000000-7")
+
+    left = [folder.name for folder in run_folder.find_runs(cache)]
+    assert left == [names[0], *names[6:], "20260101-000000-7"]
+    assert run_folder.is_running(base / names[0])
+    assert not run_folder.is_running(base / names[6])
 
 
 @pytest.mark.parametrize("stop_first", [False, True])
