@@ -31,7 +31,7 @@ from engine.inbox import (
     Wakeup,
     Wave,
 )
-from engine.utility import Statistics
+from engine.utility import NO_PROFILER, Statistics
 from engine.wire import EngineCoreOutputs, Phase, SchedulerStats, UtilityCall, UtilityOutput
 
 STATS_INTERVAL_S = 0.5
@@ -183,9 +183,10 @@ class _CoreTarget:
         return self._core.reset_prefix_cache()
 
     def profile(self, is_start: bool, directory: str) -> None:
-        if is_start == (self._profile_directory is not None):
-            state = f"runs already, into {self._profile_directory}" if is_start else "does not run"
-            raise RequestFailedError(f"the profiler {state}")
+        if is_start and self._profile_directory is not None:
+            raise RequestFailedError(f"the profiler runs already, into {self._profile_directory}")
+        if not is_start and self._profile_directory is None:
+            raise RequestFailedError(NO_PROFILER)
         if is_start:
             with contextlib.suppress(OSError):
                 os.makedirs(directory, exist_ok=True)

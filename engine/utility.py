@@ -18,6 +18,10 @@ from engine.wire import Message, Rank, SchedulerStats, Seconds, UtilityCall, Uti
 
 Directory = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
+NO_PROFILER = "the profiler does not run"
+"""Why `profile` cannot stop it: the caller has not started it, or another core has taken the place
+of the one in which he did."""
+
 
 class Statistics(Message, frozen=True):
     """Answer to `statistics`: the core's own counters, and those of each of its workers."""

@@ -11,6 +11,7 @@ Nothing here takes code, pickles, tensors or paths.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,8 @@ from api import answer
 from api.errors import HttpError
 from api.routing import Route
 from api.service import Service
-from engine.errors import RequestFailedError
+from engine.errors import EngineDeadError, RequestFailedError
+from engine.utility import NO_PROFILER
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,13 @@ class ResetAnswer(msgspec.Struct):
     """False: requests were running, whose blocks were not forgotten. Ask again."""
 
 
+class ProfileAnswer(msgspec.Struct):
+    recorded: list[int]
+    """Ranks that have written down what they did."""
+    not_recorded: list[int]
+    """Ranks that were lost meanwhile, and what they had recorded with them."""
+
+
 def routes(service: Service) -> list[Route]:
     if not service.guard.has_admin:
         return []
@@ -44,12 +53,19 @@ def routes(service: Service) -> list[Route]:
         return answer.json_response(ResetAnswer(is_reset))
 
     async def start_profile(request: Request) -> Response:
-        await _profile(service, is_start=True)
+        _check(await _profile(service, is_start=True), is_start=True)
         return Response()
 
     async def stop_profile(request: Request) -> Response:
-        await _profile(service, is_start=False)
-        return Response()
+        ends = await _profile(service, is_start=False)
+        recorded = [rank for rank, end in ends.items() if end is None]
+        if recorded:
+            ends = {rank: end for rank, end in ends.items() if not _knows_of_none(end)}
+        _check(ends, is_start=False)
+        missing = [rank for rank in service.ranks if rank not in recorded]
+        if missing:
+            logger.warning("no profile of ranks=%s: they were lost meanwhile", missing)
+        return answer.json_response(ProfileAnswer(recorded, missing))
 
     table = [
         Route(
@@ -76,17 +92,22 @@ def routes(service: Service) -> list[Route]:
                 stop_profile,
                 "admin",
                 summary="Write down what was recorded since /start_profile",
+                answer=ProfileAnswer,
             ),
         ]
     return table
 
 
-async def _profile(service: Service, *, is_start: bool) -> None:
-    """Of all ranks, each into a folder of its own, by names that all API servers know."""
+async def _profile(service: Service, *, is_start: bool) -> dict[int, BaseException | None]:
+    """Of all ranks, each into a folder of its own, by names that all API servers know.
+
+    Returns:
+        Of each rank that was asked: why it could not.
+    """
     assert service.config.profile_dir is not None
     folder = Path(service.config.profile_dir)
-    calls = [
-        service.client.utility(
+    calls = {
+        rank: service.client.utility(
             "profile",
             is_start,
             str(folder / f"dp{rank}"),
@@ -95,9 +116,22 @@ async def _profile(service: Service, *, is_start: bool) -> None:
         )
         for index, rank in enumerate(service.ranks)
         if service.client.engines[index].state != "lost"
-    ]
-    ends = await asyncio.gather(*calls, return_exceptions=True)
-    failures = [end for end in ends if isinstance(end, BaseException)]
+    }
+    ends = await asyncio.gather(*calls.values(), return_exceptions=True)
+    logger.info("profile is_start=%s folder=%s", is_start, folder)
+    return {
+        rank: end if isinstance(end, BaseException) else None
+        for rank, end in zip(calls, ends, strict=True)
+    }
+
+
+def _knows_of_none(end: BaseException | None) -> bool:
+    """Whether a rank has nothing to write down, because it was started anew since, or is lost."""
+    return isinstance(end, EngineDeadError) or NO_PROFILER in str(end)
+
+
+def _check(ends: Mapping[int, BaseException | None], *, is_start: bool) -> None:
+    failures = [end for end in ends.values() if end is not None]
     for failure in failures:
         logger.error("profile is_start=%s: %s", is_start, failure)
     if any(isinstance(failure, RequestFailedError) for failure in failures):
@@ -105,4 +139,3 @@ async def _profile(service: Service, *, is_start: bool) -> None:
         raise HttpError(409, f"the profiler {state}; the log says more", code="profile_failed")
     if failures:
         raise failures[0]
-    logger.info("profile is_start=%s folder=%s", is_start, folder)

@@ -17,8 +17,10 @@ import zmq
 from engine import codec, utility
 from engine.bound import ServerWires
 from engine.curve import CurveKeys, CurveLink, make_client
+from engine.errors import RequestFailedError
 from engine.sockets import allow_ipv6, make_socket
 from engine.step import WorkerStats
+from engine.utility import NO_PROFILER
 from engine.wire import (
     PROTOCOL_VERSION,
     EngineCoreEvent,
@@ -94,6 +96,7 @@ class FakeEngine:
         """No heartbeats."""
         self.heartbeat_age_ms = 0
         self.num_cached_tokens = num_cached_tokens
+        self.is_profiling = False
         self.received: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.calls: list[UtilityCall] = []
@@ -319,7 +322,10 @@ class FakeEngine:
         return not self.running
 
     def profile(self, is_start: bool, directory: str) -> None:
-        """Nothing to trace."""
+        """There is nothing to trace."""
+        if is_start == self.is_profiling:
+            raise RequestFailedError("the profiler runs already" if is_start else NO_PROFILER)
+        self.is_profiling = is_start
 
     def drop_client(self, client_index: int, arrived_before: float) -> int:
         """There is one client only."""

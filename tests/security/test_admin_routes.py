@@ -3,6 +3,7 @@ web site."""
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from api.guard import is_own_name
@@ -96,6 +97,23 @@ def test_names_that_nobody_can_point_at_us() -> None:
         ".",
     )
     assert [name for name in others if is_own_name(name)] == []
+
+
+def test_a_profile_is_written_down_by_those_that_are_left() -> None:
+    """A rank that has taken another's place meanwhile knows of none, and the answer says so."""
+    access = AccessConfig(admin=ACCESS.admin)
+    with serving(num_engines=2, access=access, profile_dir="/p") as server:
+
+        def ask(path: str) -> httpx.Response:
+            return server.http.post(path, headers=ADMIN)
+
+        assert ask("/start_profile").status_code == 200
+        server.engines[1].is_profiling = False
+        answer = ask("/stop_profile")
+        assert answer.status_code == 200
+        assert answer.json() == {"recorded": [0], "not_recorded": [1]}
+        assert not server.engine.is_profiling
+        assert ask("/stop_profile").status_code == 409
 
 
 def test_a_reset_says_whether_it_was_one(server: HttpServer) -> None:
