@@ -116,6 +116,25 @@ def test_stopping_while_loading() -> None:
         assert not re.search(r"^(WARNING|ERROR) .*(kill|end)", server.log, re.MULTILINE), server.log
 
 
+@pytest.mark.slow
+@pytest.mark.row("F-52")
+@pytest.mark.parametrize("flags", [(), ("-dp", "2", "--api-server-count", "2")], ids=" ".join)
+def test_stopping_during_the_handshake(flags: tuple[str, ...]) -> None:
+    """Engine cores have loaded and connected, and API servers wait for their READY: the same."""
+    mute = "tests.helpers.mute_core"
+    with running_server("scripted", *flags, is_ready_awaited=False, module=mute) as server:
+        num_cores = 2 if flags else 1
+        wait_for(lambda: server.log.count("connected, and mute") == num_cores, "connected", 60)
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+
+        assert server.wait() == 0
+        assert time.monotonic() - began < 5
+        server.assert_gone()
+        assert "Traceback" not in server.log
+        assert not re.search(r"^(WARNING|ERROR) .*(kill|end)", server.log, re.MULTILINE), server.log
+
+
 def test_a_client_that_leaves_stops_its_request(slow_model: Path) -> None:
     """The gauges are back at zero a step later, and the abort is counted."""
     with running_server(str(slow_model), "--served-model-name", "m") as server:
