@@ -333,6 +333,17 @@ MISTAKES: list[tuple[str, str, Break]] = [
     ("privileges", "root", lambda job, _: pod(job)["securityContext"].pop("runAsNonRoot")),
     (
         "privileges",
+        "root by number",
+        lambda job, _: pod(job)["securityContext"].update(runAsUser=0),
+    ),
+    (
+        "privileges",
+        "all of them",
+        lambda job, _: container(job)["securityContext"].update(privileged=True),
+    ),
+    ("privileges", "the node's network", lambda job, _: pod(job).update(hostNetwork=True)),
+    (
+        "privileges",
         "escalation",
         lambda job, _: container(job)["securityContext"].pop("allowPrivilegeEscalation"),
     ),

@@ -105,6 +105,11 @@ def _privileges(workload: Workload, _: Bundle) -> Iterator[Mistake]:
             yield Mistake(f"{pod.place} securityContext", "may gain privileges")
         if "ALL" not in ((own.get("capabilities") or {}).get("drop") or ()):
             yield Mistake(f"{pod.place} securityContext", "keeps capabilities")
+        if own.get("privileged") or context.get("runAsUser") == 0 or own.get("runAsUser") == 0:
+            yield Mistake(f"{pod.place} securityContext", "is root of the node, or near it")
+        for name in ("hostNetwork", "hostPID", "hostIPC"):
+            if pod.spec.get(name):
+                yield Mistake(f"{pod.place} {name}", "shares what belongs to the node")
         if pod.spec.get("automountServiceAccountToken") is not False:
             yield Mistake(pod.place, "holds a token of the cluster's API, which it has no use for")
 
@@ -207,7 +212,8 @@ RULES = (
     Rule(
         name="privileges",
         why="models are other people's data; a fault in a parser should gain nothing",
-        fix="runAsNonRoot, allowPrivilegeEscalation: false, drop ALL, no service account token",
+        fix="runAsNonRoot, allowPrivilegeEscalation: false, drop ALL, no service account token, and"
+        " nothing of the node",
         check=_privileges,
     ),
     Rule(
