@@ -14,7 +14,7 @@ HEADER = "# Made by `raywire render k8s`; change its flags rather than this file
 def bundle(kind: Kind, deployment: Deployment) -> str:
     """Everything for `kubectl apply -f`, but for the Secret with the keys."""
     documents = [
-        *surroundings.base(deployment.port).values(),
+        *surroundings.base(deployment.port, is_tls=deployment.is_tls).values(),
         custom_resource(kind, deployment),
     ]
     return HEADER + "".join(f"---\n{text(each)}" for each in documents)
@@ -23,7 +23,7 @@ def bundle(kind: Kind, deployment: Deployment) -> str:
 def tree(kind: Kind, overlay: str, deployment: Deployment) -> dict[str, str]:
     """The same as a kustomize tree, by file name: the base, this overlay, and components that an
     overlay may take up."""
-    base = surroundings.base(deployment.port)
+    base = surroundings.base(deployment.port, is_tls=deployment.is_tls)
     files: dict[str, Document] = {f"base/{name}": each for name, each in base.items()}
     files["base/kustomization.yaml"] = _kustomization(resources=list(base))
     files["base/secret-template.yaml"] = surroundings.secret_template()

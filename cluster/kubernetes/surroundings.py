@@ -7,11 +7,11 @@ from cluster.kubernetes.manifests import Document
 OUR_PODS = {"matchLabels": {names.APP_LABEL: names.APP}}
 
 
-def base(port: int) -> dict[str, Document]:
+def base(port: int, *, is_tls: bool = False) -> dict[str, Document]:
     """By file name."""
     return {
         "service-account.yaml": _service_account(),
-        "service.yaml": _service(port),
+        "service.yaml": _service(port, is_tls=is_tls),
         "network-policy.yaml": _network_policy(port),
         "pod-disruption-budget.yaml": _budget(),
     }
@@ -57,14 +57,17 @@ def _service_account() -> Document:
     }
 
 
-def _service(port: int) -> Document:
+def _service(port: int, *, is_tls: bool) -> Document:
+    listed: Document = {"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"}
+    if is_tls:  # for gateways, which would speak plainly
+        listed["appProtocol"] = "https"
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": names.APP, "labels": {names.APP_LABEL: names.APP}},
         "spec": {
             "selector": {names.APP_LABEL: names.APP, names.ROLE_LABEL: "head"},
-            "ports": [{"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [listed],
         },
     }
 
@@ -119,10 +122,8 @@ def _network_policy(port: int) -> Document:
             ],
             "egress": [
                 {"to": [{"podSelector": OUR_PODS}]},
-                {
-                    "to": [{**anywhere, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
-                    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
-                },
+                # Names: who answers for them is called differently, and may be the node itself.
+                {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
                 # The hub, for models that are not in the cache yet.
                 {"ports": [{"port": 443, "protocol": "TCP"}]},
             ],

@@ -309,6 +309,7 @@ def test_a_server_may_speak_https_itself() -> None:
         command = container[f"{name}Probe"]["exec"]["command"][-1]
         assert f"https://127.0.0.1:8000/{path}" in command
     assert "tls" not in yaml.dump(worker)
+    assert by_kind(documents(text))["Service"]["spec"]["ports"][0]["appProtocol"] == "https"
     assert check(documents(text)) == []
     assert [problem for each in documents(text) for problem in problems(each)] == []
 
