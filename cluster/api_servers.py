@@ -3,29 +3,26 @@
 Implements `front.Front`. Each child has a listening socket of its own; together they form a group
 in the kernel (SO_REUSEPORT), which spreads connections over them. What one of them learns of an
 engine core's death the command passes on to all; the death of one ends all, and so does one whose
-event loop hangs (`pulse`).
+event loop hangs (`pulse`). Where engine cores are replaced, API servers are, too. Processes and
+channels are `api_server_children`'s.
 """
 
-import dataclasses
 import logging
 import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import assert_never
 
 from api.engine_handle import Loss
+from cluster.api_server_children import ApiServerChildren
 from cluster.api_server_process import ApiServerConfig
-from cluster.api_server_process import main as api_server_main
 from cluster.channel import (
     Allow,
     AnyMessage,
     Begin,
-    Channel,
     Death,
     Drop,
     Loaded,
@@ -43,17 +40,15 @@ from cluster.channel import (
 )
 from cluster.deadline import Deadline
 from cluster.front import OnReady, RankWatcher
-from cluster.http_socket import join_group
-from cluster.metrics_hub import MetricsHub
 from cluster.newcomer import Memory
 from cluster.pulse import INTERVAL_S, SILENCE_S, Pulse
 from cluster.replacement import Replacement, Restart
-from cluster.supervisor import Child, Supervisor
+from cluster.supervisor import Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
 from engine.errors import ConfigError, EngineDeadError, ServerError
 from engine.lifecycle import STOP_SIGNAL, StopFlag, describe_exit, in_lasting_thread
-from engine.wire import Fingerprint
+from engine.wire import EngineReady, Fingerprint
 from workers.wakeup import Bell, Waiter
 
 logger = logging.getLogger(__name__)
@@ -90,7 +85,6 @@ class ApiServers:
         self._is_serving = False
         self._is_ending = False
         self._configs = configs
-        self._http_sockets = http_sockets
         self._on_ready = on_ready
         self._ranks = ranks
         self._lock = threading.Lock()
@@ -112,19 +106,17 @@ class ApiServers:
         self._memory = Memory()
         self._dropped_before: dict[int, float] = {}
         """By index, when the one that was replaced died."""
-        self._address: tuple[str, int] = http_sockets[0].getsockname()[:2]
-        ends = [Pipe(duplex=True) for _ in configs]
-        self._channels = [Channel(ours) for ours, _ in ends]
-        self._metrics = MetricsHub(self._channels)
         self._pulse = Pulse()
-        self._their_ends = [theirs for _, theirs in ends]
+        self._children = ApiServerChildren(
+            configs, http_sockets, self._supervisor, self._take, self._give_up
+        )
         self._last_seen: list[str] = []
         """What each engine core was doing; the latest that any API server has said."""
 
     # ------------------------------------------------------------------------- what launch asks
 
     def run(self, start: Callable[[], Path], stop: StopFlag) -> int:
-        self._spawn()
+        self._children.start()
         stop.on_set = self._bell.ring
         waiter = Waiter([self._bell])
         try:
@@ -147,7 +139,7 @@ class ApiServers:
         return 0 if self.death is None else 1
 
     def bind(self, wires: Sequence[ServerWires]) -> None:
-        for channel, own in zip(self._channels, wires, strict=True):
+        for channel, own in zip(self._children.channels, wires, strict=True):
             channel.send_wires(own)
             if self._ranks is None:
                 own.close()
@@ -161,14 +153,11 @@ class ApiServers:
         expected: Fingerprint | None = None,
     ) -> None:
         self._began_s = deadline.began_s
-        message = self._memory.begin(model_folder, coordinator, deadline, expected)
-        for channel in self._channels:
-            channel.send(message)
+        self._children.tell_all(self._memory.begin(model_folder, coordinator, deadline, expected))
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
         self._memory.allow(public_keys)
-        for channel in self._channels:
-            channel.send(Allow(list(public_keys)))
+        self._children.tell_all(Allow(list(public_keys)))
 
     def mark_dead(self, engine_index: int | None, cause: str, is_first: bool = False) -> None:
         first_rank = self._configs[0].api.first_rank
@@ -181,13 +170,11 @@ class ApiServers:
         if is_first:
             who = "" if rank is None else f"engine core DP{rank}: "
             logger.error("first cause: %s%s", who, cause)
-        for channel in self._channels:
-            channel.send(Death(engine_index, cause))
+        self._children.tell_all(Death(engine_index, cause))
 
     def lose(self, engine_index: int, epoch: int, cause: str) -> None:
         self._memory.take_loss(engine_index, epoch)
-        for channel in self._channels:
-            channel.send(Lost(engine_index, epoch, cause))
+        self._children.tell_all(Lost(engine_index, epoch, cause))
 
     def last_seen(self, engine_index: int) -> str:
         last_seen = self._last_seen
@@ -200,42 +187,13 @@ class ApiServers:
 
     # -------------------------------------------------------------------------------- children
 
-    def _spawn(self) -> None:
-        self._supervisor.start(
-            [
-                _child(config, http_socket, connection)
-                for config, http_socket, connection in zip(
-                    self._configs, self._http_sockets, self._their_ends, strict=True
-                )
-            ],
-            "spawn",
-        )
-        # The children's are to be the only ones: they close when those do.
-        for http_socket in self._http_sockets:
-            http_socket.close()
-        for connection in self._their_ends:
-            connection.close()
-        self._supervisor.watch()
-        self._metrics.start()
-        self._listeners = [self._start_listener(index) for index in range(len(self._channels))]
-
-    def _start_listener(self, index: int, epoch: int = 0) -> threading.Thread:
-        listener = threading.Thread(
-            target=self._listen,
-            args=(index, epoch, self._channels[index]),
-            name="api-server",
-            daemon=True,
-        )
-        listener.start()
-        return listener
-
     def _check_pulse(self) -> None:
         now = time.monotonic()
         epochs = self._supervisor.epochs
         with self._lock:
             due, hung, late = self._pulse.due(now), self._pulse.hung(now), self._pulse.late(now)
         for index in due:
-            self._channels[index].send(Ping())
+            self._children.tell(index, Ping())
         if hung is not None:
             cause = f"hung: its event loop has not turned for {SILENCE_S:.0f} s"
             self._give_up(hung, epochs[hung], cause)
@@ -251,7 +209,7 @@ class ApiServers:
             return
         with self._lock:
             missing = [i for i in range(len(self._configs)) if i not in self._loaded]
-        names = [f"{self._configs[i].title} pid={self._supervisor.pids[i]}" for i in missing]
+        names = [self._children.name(i) for i in missing]
         cause = f"API servers have not loaded within {limit_s:.0f} s: {', '.join(names)}"
         self.mark_dead(None, cause, is_first=True)
 
@@ -272,41 +230,19 @@ class ApiServers:
 
     def _report_crashes(self) -> None:
         """Nobody watches any more while they drain, and a crash there breaks streams as well."""
-        codes = self._supervisor.exit_codes
-        for config, pid, code in zip(self._configs, self._supervisor.pids, codes, strict=True):
+        for index, code in enumerate(self._supervisor.exit_codes):
             if self.death is None and code not in (None, 0, -STOP_SIGNAL):
-                name = f"API server {config.title} pid={pid}"
-                self.mark_dead(None, f"{name} {describe_exit(code)} while draining", is_first=True)
+                end = f"{self._children.name(index)} {describe_exit(code)} while draining"
+                self.mark_dead(None, f"API server {end}", is_first=True)
 
-    def _listen(self, index: int, epoch: int, channel: Channel) -> None:
-        try:
-            while True:
-                self._take(index, channel.receive())
-        except EOFError:
-            pass
-        except Exception as error:  # of ours, or its messages cannot be read
-            logger.warning("nobody listens to %s", self._configs[index].title, exc_info=True)
-            self._give_up(index, epoch, f"cannot be followed: {type(error).__name__}: {error}")
-        self._metrics.drop(index)
+    # -------------------------------------------------------------------------- what they say
 
     def _take(self, index: int, message: AnyMessage) -> None:
         match message:
             case Loaded() if self._is_serving:
                 self._let_join(index)
             case Loaded(ready):
-                with self._lock:
-                    self._loaded.add(index)
-                    self._first_loaded_at = self._first_loaded_at or time.monotonic()
-                    self._pulse.take(index, time.monotonic())
-                    is_last = len(self._loaded) == len(self._configs)
-                if is_last and self.death is None:
-                    self._is_serving = True
-                    self._policy.serve()
-                    for each in ready:
-                        self._memory.take_ready(each)
-                    for other in self._channels:
-                        other.send(Serve())
-                    self._on_ready(ready, time.monotonic() - self._first_loaded_at)
+                self._take_loaded(index, ready)
             case Refusal(text):
                 self._refusal = self._refusal or text
                 self._bell.ring()
@@ -319,18 +255,31 @@ class ApiServers:
                 assert self._ranks is not None
                 self._memory.take_ready(each)
                 self._ranks.on_up(each)
-            case Scrape(number):
-                self._metrics.ask(index, number)
-            case Part(families):
-                self._metrics.take(index, families)
             case Pong(last_seen):
                 self._last_seen = last_seen
                 with self._lock:
                     self._pulse.take(index, time.monotonic())
+            case Scrape() | Part():
+                raise AssertionError("metrics are taken in by `api_server_children`")
             case Wires() | Begin() | Serve() | Allow() | Drop() | PartWanted() | Whole() | Ping():
                 raise AssertionError("the command's words came from an API server")
             case _:
                 assert_never(message)
+
+    def _take_loaded(self, index: int, ready: Sequence[EngineReady]) -> None:
+        """It could take requests: once all could, they do."""
+        with self._lock:
+            self._loaded.add(index)
+            self._first_loaded_at = self._first_loaded_at or time.monotonic()
+            self._pulse.take(index, time.monotonic())
+            is_last = len(self._loaded) == len(self._configs)
+        if is_last and self.death is None:
+            self._is_serving = True
+            self._policy.serve()
+            for each in ready:
+                self._memory.take_ready(each)
+            self._children.tell_all(Serve())
+            self._on_ready(ready, time.monotonic() - self._first_loaded_at)
 
     @property
     def _is_over(self) -> bool:
@@ -371,23 +320,13 @@ class ApiServers:
                 self._replace(index, verdict.epoch, f"{title} cannot be started: {error}")
 
     def _start_newcomer(self, index: int, epoch: int) -> None:
-        config = dataclasses.replace(self._configs[index], joins=True)
-        self._listeners[index].join(1.0)  # it has read what the one before has said
-        ours, theirs = Pipe(duplex=True)
-        http_socket = join_group(*self._address)
-        try:
-            self._channels[index] = channel = Channel(ours)
-            self._metrics.replace(index)
-            child = dataclasses.replace(_child(config, http_socket, theirs), epoch=epoch)
-            with self._lock:
-                within_s = config.api.start_timeout_s + _SPEAKS_LAST_S
-                self._pulse.expect(index, time.monotonic() + within_s)
-            self._supervisor.restart(index, child, "spawn")
-        finally:
-            http_socket.close()
-            theirs.close()
+        self._children.hear_out(index)
+        with self._lock:
+            within_s = self._configs[index].api.start_timeout_s + _SPEAKS_LAST_S
+            self._pulse.expect(index, time.monotonic() + within_s)
+        channel = self._children.restart(index, epoch)
         self._memory.tell(channel, index, time.monotonic())
-        self._listeners[index] = self._start_listener(index, epoch)
+        self._children.listen(index, epoch)
 
     def _let_join(self, index: int) -> None:
         """It has loaded, and the engine cores have found it."""
@@ -396,34 +335,20 @@ class ApiServers:
             self._pulse.take(index, time.monotonic())
             num_up = self._policy.num_up
         self._drop(index)  # again: what has just been compiled was nobody's to abort before
-        self._channels[index].send(Serve())
+        self._children.tell(index, Serve())
         title = self._configs[index].title
         logger.info("%s is back; %d of %d answer", title, num_up, len(self._configs))
 
     def _drop(self, index: int) -> None:
         """Have the engine cores abort what an API server has left behind."""
-        message = Drop(index, self._dropped_before[index])
-        for other, channel in enumerate(self._channels):
-            if other != index:
-                channel.send(message)
+        self._children.tell_others(index, Drop(index, self._dropped_before[index]))
 
     def _give_up(self, index: int, epoch: int, why: str) -> None:
         """End an API server that does not work any more; where it is replaced, only that."""
-        cause = f"API server {self._configs[index].title} pid={self._supervisor.pids[index]} {why}"
+        cause = f"API server {self._children.name(index)} {why}"
         if self._ranks is None:
             self.mark_dead(None, cause, is_first=True)
         elif (index, epoch) not in self._given_up:
             self._given_up[index, epoch] = cause
             logger.error("first cause: %s", cause)
             self._supervisor.kill(index, epoch)
-
-
-def _child(
-    config: ApiServerConfig, http_socket: socket.socket, connection: "Connection[bytes, bytes]"
-) -> Child:
-    return Child(
-        kind="API server",
-        title=config.title,
-        main=api_server_main,
-        arguments=(config, http_socket, connection),
-    )

@@ -12,7 +12,7 @@ import pytest
 
 from api.config import ApiConfig
 from api.engine_handle import Loss
-from cluster import api_servers, replacement
+from cluster import api_server_children, api_servers, replacement
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_servers import ApiServers
 from cluster.deadline import Deadline
@@ -47,7 +47,7 @@ class World:
             arguments = (config.client_index, config.joins, connection)
             return Child(kind="API server", title=config.title, main=main, arguments=arguments)
 
-        self._monkeypatch.setattr(api_servers, "_child", child)
+        self._monkeypatch.setattr(api_server_children, "_child", child)
         self._monkeypatch.setattr(api_servers, "_LAST_ANSWERS_S", 0.0)
         api = ApiConfig(served_model_names=("m",), start_timeout_s=60.0, shutdown_timeout_s=0.0)
         configs = [
