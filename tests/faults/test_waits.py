@@ -64,6 +64,7 @@ REASONS = {
     "cluster/metrics_hub.py::MetricsHub._run": PARKED,
     "cluster/ray_actors.py::_answer": HAS_RESULT,
     "cluster/ray_actors.py::end_of": HAS_RESULT,
+    "cluster/ray_keeper.py::RayKeeper.leave": "it has been killed",
     "cluster/ray_session.py::_init.run": "stays on purpose: Ray's processes end with this thread",
     "cluster/supervisor.py::Supervisor._watch": WOKEN_BY_DEATH,
     "cluster/supervisor.py::_reap": "its sentinel says that it has ended",
