@@ -75,13 +75,20 @@ class Language:
         return self._matcher().try_consume_tokens(ids) == len(ids)
 
     def any_text(self, seed: int, max_tokens: int = 2000) -> str:
-        """A text, token by token at random, with a liking for what ends strings and lists."""
+        """A text, token by token at random, with a liking for what ends strings and lists. Values may
+        be in values without end: of such a walk nothing is kept but its noise."""
         choose = random.Random(seed)
+        while (text := self._walk(choose, max_tokens)) is None:
+            pass
+        return text
+
+    def _walk(self, choose: random.Random, max_tokens: int) -> str | None:
         matcher = self._matcher()
         mask = llguidance.numpy.allocate_token_bitmask(1, _ll(self._tokenizer).vocab_size)
         ids: list[int] = []
         while not matcher.is_stopped():
-            assert len(ids) < max_tokens, self.text(ids)
+            if len(ids) >= max_tokens:
+                return None
             llguidance.numpy.fill_next_token_bitmask(matcher, mask)
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
             tokens = self._pick(choose, matcher, allowed)
