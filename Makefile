@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
+# Tests at once: they wait for processes more than they compute. Those of a file stay in order.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 25
 IMAGE ?= raywire:demo
 EXTRAS ?= demo
 # PyTorch's wheels in the image; of your CUDA version, for GPUs.
@@ -53,10 +56,10 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(PYTEST) -m 'not slow and not gpu'
 
 test-slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 600
+	$(PYTEST) -m 'slow and not gpu' --timeout 600
 
 test-gpu: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m gpu --timeout 600

@@ -75,8 +75,8 @@ class Language:
         return self._matcher().try_consume_tokens(ids) == len(ids)
 
     def any_text(self, seed: int, max_tokens: int = 2000) -> str:
-        """A text, token by token at random, with a liking for what ends strings and lists. Values may
-        be in values without end: of such a walk nothing is kept but its noise."""
+        """A text, token by token at random, with a liking for what ends strings and lists. A walk
+        into values in values without end is given up for another."""
         choose = random.Random(seed)
         while (text := self._walk(choose, max_tokens)) is None:
             pass
