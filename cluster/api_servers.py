@@ -229,8 +229,12 @@ class ApiServers:
         self._report_crashes()
 
     def _report_crashes(self) -> None:
-        """Nobody watches any more while they drain, and a crash there breaks streams as well."""
-        for index, code in enumerate(self._supervisor.exit_codes):
+        """Nobody watches any more while they drain, and a crash there breaks streams as well. One
+        that waited to be replaced is an earlier loss, which was told."""
+        both = zip(self._supervisor.exit_codes, self._supervisor.epochs, strict=True)
+        for index, (code, epoch) in enumerate(both):
+            if self._policy.is_known(index, epoch):
+                continue
             if self.death is None and code not in (None, 0, -STOP_SIGNAL):
                 end = f"{self._children.name(index)} {describe_exit(code)} while draining"
                 self.mark_dead(None, f"API server {end}", is_first=True)

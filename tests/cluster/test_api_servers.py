@@ -132,3 +132,24 @@ def test_one_that_cannot_be_understood_is_as_good_as_dead(
         wait_for(lambda: front._supervisor.epochs == [0, 1], "another in its place")
         assert front._supervisor.pids[0] == other
     assert (front.death is None) == replaces
+
+
+def test_a_stop_while_one_waits_to_be_replaced_is_in_order(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its death was a loss with a first cause, and is no crash of the drain as well."""
+    front = world.serve(hang_as_newcomer, replaces=True)
+    monkeypatch.setattr(replacement, "FIRST_DELAY_S", 2.0)
+
+    def kill(epoch: int) -> None:
+        wait_for(lambda: front._supervisor.epochs[1] == epoch, "one to kill")
+        pid = front._supervisor.pids[1]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: front._policy.is_known(1, epoch), "its loss")
+
+    kill(0)
+    kill(1)  # whose successor has to wait
+    world.close()
+    assert world.codes == [0]
+    assert len(first_causes(caplog)) == 2
