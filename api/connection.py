@@ -32,7 +32,8 @@ from api.errors import Failure
 from api.front_door import FrontDoor
 from api.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
 
-_UPGRADE_LINE = re.compile(rb"^upgrade:[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+_UPGRADE_LINE = re.compile(rb"(?<=\r\n)upgrade:[^\r\n]*\r\n", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
 
 
 def kept_in(book: ConnectionBook, door: FrontDoor) -> "type[BoundedConnection]":
@@ -47,6 +48,8 @@ class BoundedConnection(HttpToolsProtocol):
     door: FrontDoor
     _is_before_head = True
     _num_head_bytes = 0
+    _last_bytes = b""
+    """Of what came before: whether a line begins behind them, and whether a head ends there."""
     _head_deadline: asyncio.TimerHandle | None = None
     _send_deadline: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -71,8 +74,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_head_bytes += len(data)
+        given = data
         if self._is_before_head and b"pgrade" in data:
-            data = _without_upgrade(data)
+            data = _without_upgrade(self._last_bytes, given)
+        self._last_bytes = (self._last_bytes + given)[1 - len(_HEAD_END) :]
         super().data_received(data)
         if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
@@ -309,12 +314,23 @@ class _Unchunked:
         await self._app(scope, receive, send_unchunked)
 
 
-def _without_upgrade(data: bytes) -> bytes:
+def _without_upgrade(before: bytes, data: bytes) -> bytes:
     """Take the offer of another protocol out of a request's head: a server may ignore it (RFC 9110,
     section 7.8), but the parser, told of one, drops the body. Java's HTTP client offers HTTP/2 with
     every request.
 
-    NOTE: a head that comes in pieces keeps its offer if the line is not in the first of them.
+    Args:
+        before: what came last before `data`. Only where it shows that a line of the head begins
+            may one be taken out: bytes of a value or of a body are somebody's.
+        data: a piece of the head, and perhaps of what follows it.
+
+    NOTE: a line that comes in two pieces is not known.
     """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE_LINE.sub(b"", head + end) + rest
+    whole = before + data
+    end = whole.find(_HEAD_END)
+    end = len(whole) if end < 0 else end + len(b"\r\n")
+    kept, begin = [], len(before)
+    for line in _UPGRADE_LINE.finditer(whole, begin, end):
+        kept.append(whole[begin : line.start()])
+        begin = line.end()
+    return b"".join([*kept, whole[begin:]])

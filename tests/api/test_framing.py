@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.helpers.http_server import HttpServer, serving
@@ -70,6 +71,46 @@ def test_what_can_be_read_in_two_ways_is_refused(server: HttpServer, request_: b
 
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
     assert b'"code":"bad_http"' in answer
+
+
+LOOKS_LIKE_AN_OFFER = b"upgrade: h2c\r\n"
+
+
+@pytest.mark.row("S-37")
+@pytest.mark.parametrize("num_cut", [1, 2, 3])
+def test_a_body_that_looks_like_a_line_of_a_head_is_a_body(
+    server: HttpServer, num_cut: int
+) -> None:
+    """Wherever the head is cut: what were missing in this body would be taken from the request
+    behind it."""
+    body = LOOKS_LIKE_AN_OFFER + BODY
+    head = post(b"content-length: %d" % len(body), body=b"")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        send_in_pieces(server, client, head[:-num_cut], head[-num_cut:] + body)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"JSON is malformed" in answer
+
+
+@pytest.mark.row("S-37")
+def test_a_value_that_looks_like_a_line_of_a_head_is_a_value(server: HttpServer) -> None:
+    """Without it, the next line would be the value, and the body a request of its own."""
+    head = post(b"x: " + LOOKS_LIKE_AN_OFFER[:-2], CL)
+    cut = head.index(LOOKS_LIKE_AN_OFFER)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        send_in_pieces(server, client, head[:cut], head[cut:])
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def send_in_pieces(server: HttpServer, client: socket.socket, *pieces: bytes) -> None:
+    """So that the server reads each by itself."""
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for piece in pieces:
+        client.sendall(piece)
+        # A later connection has been accepted and answered: what came before has been read.
+        with httpx.Client(base_url=server.http.base_url, trust_env=False) as other:
+            assert other.get("/live").status_code == 200
 
 
 @pytest.mark.row("S-37")
