@@ -39,15 +39,22 @@ class RayKeeper:
 
     def close(self) -> None:
         """End what is there and wait for it. Idempotent."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
 
     def leave(self) -> None:
-        """Keep the folder, whose logs say why the cluster has not started."""
+        """End what is there. The folder stays: its logs say why the cluster has not started."""
         self._process.kill()
         self._process.wait()
+        self._let_go()
+        end_all(self.folder, spared={os.getpid()})
+
+    def _let_go(self) -> None:
+        """Of its leash, and of what it might say."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def main() -> None:
@@ -60,7 +67,8 @@ def main() -> None:
 
 
 def end_all(folder: Path, spared: set[int]) -> None:
-    """Kill every process but those that has a file below `folder` open, until there is none."""
+    """Kill every process that has a file below `folder` open, but those, until there is none."""
+    folder = folder.resolve()  # as the kernel tells of open files
     give_up_at = time.monotonic() + _END_S
     while time.monotonic() < give_up_at:
         users = [pid for pid in _pids() if pid not in spared and _kill_if_user(pid, folder)]
@@ -91,9 +99,9 @@ def _kill_if_user(pid: int, folder: Path) -> bool:
 
 
 def _has_open(pid: int, folder: Path) -> bool:
-    for entry in os.scandir(f"/proc/{pid}/fd"):
+    for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(entry.path).startswith(f"{folder}/"):
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(f"{folder}/"):
                 return True
     return False
 

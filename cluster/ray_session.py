@@ -180,8 +180,7 @@ def _start(num_cpus: int | None) -> RaySession:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray = load_ray()
     logger.info("no Ray cluster here; starting one on this node")
-    # A short name: Ray's sockets are in there, whose paths have at most 107 bytes.
-    keeper = RayKeeper(Path(tempfile.mkdtemp(prefix="rw-", dir=os.environ.get("RAY_TMPDIR"))))
+    keeper = RayKeeper(_own_folder(os.environ.get("RAY_TMPDIR")))
     try:
         _init(
             ray,
@@ -199,6 +198,18 @@ def _start(num_cpus: int | None) -> RaySession:
     session = RaySession(ray, keeper)
     logger.info("started Ray %s as node %s", ray.__version__, session)
     return session
+
+
+def _own_folder(parent: str | None) -> Path:
+    """A new folder with a short name: Ray's sockets are in there, whose paths have at most 107
+    bytes."""
+    try:
+        if parent is not None:
+            os.makedirs(parent, exist_ok=True)  # as Ray does
+        return Path(tempfile.mkdtemp(prefix="rw-", dir=parent)).absolute()
+    except OSError as error:
+        where = "the temporary folder" if parent is None else f"RAY_TMPDIR={parent}"
+        raise ConfigError(f"no Ray cluster can be started in {where}: {error}") from error
 
 
 def _cluster_here() -> str | None:

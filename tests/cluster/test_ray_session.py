@@ -17,6 +17,7 @@ import pytest
 
 from cluster import ray_session
 from cluster.placement import Node, Resources
+from engine.errors import ConfigError
 from engine.lifecycle import stop_on_signals
 from tests.helpers.server import ROOT, wait_for
 
@@ -65,6 +66,16 @@ def test_the_cluster_here_is_found_in_the_temporary_folder_of_the_site(
     (tmp_path / "ray" / "ray_current_cluster").write_text(address)
 
     assert ray_session._cluster_here() == address
+
+
+def test_a_cluster_of_our_own_has_a_folder_where_the_site_wants_it(tmp_path: Path) -> None:
+    """One that is not there yet is made; one that cannot be is named."""
+    parent = tmp_path / "not" / "yet"
+    assert ray_session._own_folder(str(parent)).parent == parent
+
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"in RAY_TMPDIR=.*/file/x: "):
+        ray_session._own_folder(str(tmp_path / "file" / "x"))
 
 
 def test_a_node_is_what_ray_says_of_it() -> None:
