@@ -334,7 +334,7 @@ class EngineClient:
             EngineDeadError: an engine core is gone, before or while it worked.
             WireError: no such method, or arguments that it does not take.
             RequestFailedError: the method failed; the message says why.
-            UnavailableError: no answer in time.
+            UnavailableError: no answer in time, or an engine core is being replaced.
         """
         self.deaths.raise_if_dead()
         if engine_index is not None:

@@ -41,7 +41,7 @@ class UtilityCalls:
             EngineDeadError: an engine core is gone, before or while it worked.
             WireError: no such method, or arguments that it does not take.
             RequestFailedError: the method failed; the message says why.
-            UnavailableError: no answer in time.
+            UnavailableError: no answer in time, or an engine core is being replaced.
         """
         call_ids: list[int] = []
         unreachable: RaywireError | None = None

@@ -57,10 +57,14 @@ def routes(service: Service) -> list[Route]:
         return Response()
 
     async def stop_profile(request: Request) -> Response:
+        epochs = [engine.epoch for engine in service.client.engines]
         ends = await _profile(service, is_start=False)
         recorded = [rank for rank, end in ends.items() if end is None]
         if recorded:
-            ends = {rank: end for rank, end in ends.items() if not _knows_of_none(end)}
+            gone = [e.rank for e in service.client.engines if e.epoch != epochs[e.index]]
+            ends = {
+                rank: end for rank, end in ends.items() if not (rank in gone or _knows_of_none(end))
+            }
         _check(ends, is_start=False)
         missing = [rank for rank in service.ranks if rank not in recorded]
         if missing:
@@ -126,7 +130,7 @@ async def _profile(service: Service, *, is_start: bool) -> dict[int, BaseExcepti
 
 
 def _knows_of_none(end: BaseException | None) -> bool:
-    """Whether a rank has nothing to write down, because it was started anew since, or is lost."""
+    """Whether a rank has nothing to write down: it was started anew since, or cannot be reached."""
     return isinstance(end, EngineDeadError) or NO_PROFILER in str(end)
 
 

@@ -2,6 +2,7 @@
 web site."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from api.guard import is_own_name
 from api.keys import AccessConfig, Keys, hash_of
 from tests.helpers.fake_engine import endless_answer
 from tests.helpers.http_server import HttpServer, serving
+from tests.helpers.server import wait_for
 
 ROUTES = ("/reset_prefix_cache", "/start_profile", "/stop_profile")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -114,6 +116,23 @@ def test_a_profile_is_written_down_by_those_that_are_left() -> None:
         assert answer.json() == {"recorded": [0], "not_recorded": [1]}
         assert not server.engine.is_profiling
         assert ask("/stop_profile").status_code == 409
+
+
+def test_a_rank_that_is_lost_while_it_writes_its_profile_is_named() -> None:
+    """The others have written theirs, and nobody can ask them for it again."""
+    access = AccessConfig(admin=ACCESS.admin)
+    with serving(num_engines=2, access=access, profile_dir="/p") as server:
+        assert server.http.post("/start_profile", headers=ADMIN).status_code == 200
+        server.engines[1].answers_calls = False
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.http.post, "/stop_profile", headers=ADMIN)
+            wait_for(lambda: len(server.engines[1].calls) == 2, "it is asked")
+            wait_for(lambda: not server.engine.is_profiling, "the other one writes")
+            server.client.lose(1, 0, "killed")
+            answer = asked.result()
+
+        assert answer.status_code == 200
+        assert answer.json() == {"recorded": [0], "not_recorded": [1]}
 
 
 def test_a_reset_says_whether_it_was_one(server: HttpServer) -> None:
