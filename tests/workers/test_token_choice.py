@@ -17,9 +17,12 @@ from workers import token_choice
 from workers.token_choice import Cuts, RowScans
 
 NUM_DRAWS = 512
-TOLERANCE = 0.03
-"""Of a frequency. Points of a Sobol sequence fill the cube of a draw's numbers far more evenly than
-random ones would."""
+TOLERANCE = 0.015
+"""Of the frequency of a token, and of all up to a token. Points of a Sobol sequence fill the cube
+of a draw's numbers far more evenly than random ones would."""
+
+TOLERANCE_BY_RANK = 0.06
+"""Of all tokens that are at least as likely, which lie all over the cube."""
 
 _SOBOL = torch.quasirandom.SobolEngine(token_choice.NUM_NUMBERS)  # type: ignore[no-untyped-call]
 EVEN = (_SOBOL.draw(NUM_DRAWS).double().numpy() + 0.5 / NUM_DRAWS).clip(0.0, 1.0 - 1e-9)
@@ -74,8 +77,13 @@ def assert_distributed(
 ) -> None:
     expected = plain_sampling.probabilities(logits.double().numpy(), params)
     found = frequencies(logits, params, scans)
+    excess = found - expected
     assert not found[expected == 0].any()
-    assert abs(found - expected).max() <= TOLERANCE
+    # Where each of many tokens is unlikely, only sums can be wrong by much.
+    assert abs(excess).max() <= TOLERANCE
+    assert abs(excess.cumsum()).max() <= TOLERANCE
+    best_first = np.argsort(-expected, kind="stable")
+    assert abs(excess[best_first].cumsum()).max() <= TOLERANCE_BY_RANK
 
 
 @pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 1000, 40_000])
