@@ -83,6 +83,7 @@ class EngineDeaths:
         return self._replaces_ranks and self.is_serving
 
     def raise_if_dead(self) -> None:
+        """Raise EngineDeadError after a death, ConfigError where one was refused at the start."""
         # A new object each time: a traceback grows on the one that is raised.
         if self.death is not None:
             raise EngineDeadError(*self.death.args)

@@ -81,9 +81,11 @@ class ApiServerChildren:
     # ------------------------------------------------------------------------------ messages
 
     def tell(self, index: int, message: AnyMessage) -> None:
+        """One that is gone is told nothing."""
         self.channels[index].send(message)
 
     def tell_all(self, message: AnyMessage) -> None:
+        """Everybody."""
         for channel in self.channels:
             channel.send(message)
 

@@ -168,9 +168,8 @@ class Sampler:
     ) -> NDArray[np.int64]:
         """Return a random token for each of the rows."""
         slots = self._slots([request_ids[row] for row in rows])
-        uniform = noise.uniforms(
-            *(self._table.key[slots], self._table.num_output[slots]), token_choice.NUM_NUMBERS
-        )
+        keys, counters = self._table.key[slots], self._table.num_output[slots]
+        uniform = noise.uniforms(keys, counters, token_choice.NUM_NUMBERS)
         cuts = token_choice.Cuts(
             temperature=self._table.temperature[slots],
             top_k=self._table.top_k[slots],

@@ -14,8 +14,9 @@ of 64 groups, one of its groups, one of that one's tokens. One number over 200,0
 but it lies so near to some token's edge that the last bits of the logits, which depend on the size
 of a batch, change one draw in a few hundred; among 64 or 128 it is one in a few hundred thousand.
 
-Every result depends on its own row only, bit for bit: sums run over the 128 values of a group or in
-order over a row, never at once over a whole row, which torch splits by the number of threads.
+Every result depends on its own row only, bit for bit: sums run over the 128 values of a group, the
+64 of a range, or in order over a row, never at once over a whole row, which torch splits by the
+number of threads.
 """
 
 from collections.abc import Iterator

@@ -77,9 +77,8 @@ def _component(**parts: Any) -> Document:
 def _kueue_patches() -> list[Document]:
     """Kueue lets what has its label wait until there is room for all of it. Set the queue's
     name."""
-    patch = (
-        f"- op: add\n  path: /metadata/labels/kueue.x-k8s.io~1queue-name\n  value: {names.APP}\n"
-    )
+    label = names.QUEUE_LABEL.replace("/", "~1")  # as JSON pointers write it
+    patch = f"- op: add\n  path: /metadata/labels/{label}\n  value: {names.APP}\n"
     return [
         {"target": {"group": "ray.io", "kind": kind}, "patch": patch}
         for kind in ("RayJob", "RayCluster")

@@ -293,7 +293,7 @@ def test_what_cannot_be_rendered_is_said_in_one_line(line: str, message: str) ->
 
 
 def test_a_server_may_speak_https_itself() -> None:
-    """With a certificate of a Secret; probes, hooks and Prometheus ask it so."""
+    """With a certificate of a Secret; probes ask it so, and gateways learn it from the Service."""
     text = run(f"{GPU} --tls")
     document = custom(text)
     head, worker, _ = pods(document)
