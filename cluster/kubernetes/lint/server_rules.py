@@ -228,7 +228,8 @@ RULES = (
     Rule(
         name="grace",
         why="Kubernetes kills what still runs after it, in the middle of an answer",
-        fix="terminationGracePeriodSeconds above --shutdown-timeout + 35, workers above the head",
+        fix="terminationGracePeriodSeconds: --shutdown-timeout + 35, or more; of workers no less"
+        " than the head's",
         check=_grace,
     ),
     Rule(
