@@ -60,7 +60,10 @@ class RayKeeper:
 def main() -> None:
     leave_stopping_to_parent()
     command = os.getppid()
-    folder = Path(sys.stdin.readline().rstrip("\n"))
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):
+        return  # the command died before it could say which; "" would be the working directory
+    folder = Path(line.rstrip("\n"))
     sys.stdin.read()  # until the leash is let go, or nobody is there to hold it
     end_all(folder, spared={command, os.getpid()})
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """The keeper of a Ray cluster's folder, with a process that has a file there open. Real clusters
 are in test_ray_session.py."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -62,6 +63,25 @@ def test_nothing_remains_of_a_command_that_was_killed(
     assert done.returncode == -signal.SIGKILL
     assert user.wait(10) == -signal.SIGKILL
     wait_for(lambda: not folder.exists(), "the folder is gone")
+
+
+@pytest.mark.parametrize("said", [b"", b"."])
+def test_a_command_that_dies_before_it_has_said_which_folder_loses_none(
+    said: bytes, folder: Path, user: "subprocess.Popen[bytes]"
+) -> None:
+    """Least of all the one that it was started in."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.ray_keeper"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=said,
+        check=False,
+        timeout=30,
+    )
+
+    assert done.returncode == 0
+    assert user.poll() is None
+    assert (folder / "log").exists()
 
 
 def test_a_start_that_has_failed_leaves_its_logs_and_no_process(
