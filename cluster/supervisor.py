@@ -203,8 +203,9 @@ class Supervisor:
 
     def watch(self) -> None:
         """Begin to watch. Apart from `start`: with fork, no thread may run before."""
-        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
-        self._watcher.start()
+        with self._lock:  # who stops in this very moment finds a thread that can be joined
+            self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+            self._watcher.start()
 
     def unwatch(self) -> None:
         """From now on an end is in order. Nothing can be started any more. Idempotent."""

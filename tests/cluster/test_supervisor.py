@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -18,6 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cluster import supervisor as supervisor_module
 from cluster.process_group import group_members
 from cluster.supervisor import Child, Supervisor, judge
 from engine.errors import ServerError
@@ -190,6 +192,38 @@ def test_nothing_starts_after_the_end(parent: Parent) -> None:
     with pytest.raises(ServerError, match="stopped before"):
         supervisor.start([core(sleep)], "spawn")
     assert supervisor.pids == []
+
+
+def test_a_stop_in_the_moment_in_which_it_begins_to_watch(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may come whenever it likes, to another thread than the one that starts."""
+    supervisor = Supervisor(parent.on_death, parent.has_said_why)
+    errors: list[Exception] = []
+
+    def stop() -> None:
+        try:
+            supervisor.close(0.0)
+        except Exception as error:  # noqa: BLE001 - whichever: it would leave all children behind
+            errors.append(error)
+
+    stopping = threading.Thread(target=stop)
+
+    class LateThread(threading.Thread):
+        """So slow to start that the stop could be over by then."""
+
+        def start(self) -> None:
+            stopping.start()
+            stopping.join(0.5)
+            super().start()
+
+    with monkeypatch.context() as patched:
+        late = types.SimpleNamespace(**vars(threading) | {"Thread": LateThread})
+        patched.setattr(supervisor_module, "threading", late)
+        supervisor.watch()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert errors == []
 
 
 def test_a_dead_core_is_followed_by_another(
