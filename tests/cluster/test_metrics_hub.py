@@ -192,6 +192,15 @@ def test_an_api_server_answers_on_its_event_loop() -> None:
     assert read_by == [threading.main_thread()] * 2
 
 
+def test_a_newcomer_ignores_the_answer_to_whoever_was_there_before() -> None:
+    """Who died while it waited for an API server that was slow to answer. The newcomer loads, and
+    goes on to listen."""
+    with api_server() as (_, command):
+        command.send(Whole(1, part(1.0)))
+        command.send(PartWanted())
+        assert command.receive() == Part([])
+
+
 def test_a_scrape_ignores_the_answer_to_an_earlier_one() -> None:
     """That has been given up, and may not know what has happened since."""
 
