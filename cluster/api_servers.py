@@ -326,6 +326,7 @@ class ApiServers:
     def _start_newcomer(self, index: int, epoch: int) -> None:
         self._children.hear_out(index)
         with self._lock:
+            self._pulse.forget(index)  # again: its last words may have been an answer
             within_s = self._configs[index].api.start_timeout_s + _SPEAKS_LAST_S
             self._pulse.expect(index, time.monotonic() + within_s)
         channel = self._children.restart(index, epoch)

@@ -1,6 +1,7 @@
 """Several API servers and what the command does when one of them misbehaves. The children here only
 talk; real ones are in tests/integration/test_processes.py and tests/faults."""
 
+import math
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from api.engine_handle import Loss
 from cluster import api_server_children, api_servers, replacement
 from cluster.api_server_process import ApiServerConfig
 from cluster.api_servers import ApiServers
+from cluster.channel import Pong
 from cluster.deadline import Deadline
 from cluster.supervisor import Child
 from engine.bound import BoundSocket, ServerWires
@@ -153,3 +155,23 @@ def test_a_stop_while_one_waits_to_be_replaced_is_in_order(
     world.close()
     assert world.codes == [0]
     assert len(first_causes(caplog)) == 2
+
+
+def test_the_last_answer_of_one_that_died_is_none_of_its_successors(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that would be asked while it loads, when nobody answers, and be taken for hung."""
+    front = world.serve(hang_as_newcomer, replaces=True)
+    hear_out = front._children.hear_out
+
+    def hear_out_late(index: int) -> None:
+        hear_out(index)
+        front._take(index, Pong([]))  # as its listener does
+
+    monkeypatch.setattr(front._children, "hear_out", hear_out_late)
+    pid = front._supervisor.pids[1]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    wait_for(lambda: front._supervisor.epochs[1] == 1, "another in its place")
+    assert 1 not in front._pulse.due(math.inf)
