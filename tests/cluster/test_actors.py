@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from engine.config import CurveConfig, ModelConfig, WireConfig
 from engine.errors import EXIT_CONFIG, ConfigError
 from tests.helpers.core_process import make_config
 from tests.helpers.fake_executor import start_fake
+from tests.helpers.server import ROOT
 
 HERE = "aa (10.0.0.1)"
 NUM_THREADS = "OMP_NUM_THREADS"
@@ -160,11 +162,16 @@ def test_threads_that_ray_has_chosen_do_not_count(
 
 
 def test_what_was_set_since_the_start_is_told_apart() -> None:
-    """The kernel remembers the variables that a process was started with."""
-    os.environ["RAYWIRE_TEST_OF_THIS"] = "1"
+    """The kernel remembers the variables that a process was started with. In a process of its own:
+    who runs tests may have written its title over this one's."""
+    code = (
+        "import os; os.environ['SET_SINCE'] = '1';"
+        "from cluster import actors; print(*actors._initial_environment())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
-    assert "PATH" in actors._initial_environment()
-    assert "RAYWIRE_TEST_OF_THIS" not in actors._initial_environment()
+    assert "PATH" in shown.stdout.split()
+    assert "SET_SINCE" not in shown.stdout.split()
 
 
 # ----------------------------------------------------------------------------------------- model

@@ -3,10 +3,10 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +14,18 @@ import pytest
 
 from cluster.http_socket import listen
 from tests.helpers.scripted_models import make_scripted_model
-from tests.helpers.server import ROOT, session_processes
+from tests.helpers.server import ROOT, session_processes, wait_for
+
+
+def children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
-    """Run `serve` until it gives up; the line it says, and the seconds it took."""
-    began = time.monotonic()
+    """Run `serve` until it gives up; the line it says, and the seconds of processor time it took,
+    with those of its children: the wall's prove nothing on a crowded machine."""
+    before_s = children_s()
     with tempfile.TemporaryDirectory(prefix="rw-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster", "serve", *args],
@@ -36,10 +42,10 @@ def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
         assert not list(Path(folder).iterdir())
     # Above an error of the model it would read as a success.
     assert "listening" not in errors or "workers started" in errors
-    seconds = time.monotonic() - began
+    seconds = children_s() - before_s
     assert process.returncode == 2, errors
     assert "Traceback" not in errors
-    assert not session_processes(process.pid)
+    wait_for(lambda: not session_processes(process.pid), "the end of its children")
     [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert errors.splitlines()[-1] == line
     return line, seconds
@@ -47,7 +53,7 @@ def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
 
 @pytest.mark.row("F-44")
 def test_a_port_in_use() -> None:
-    """Within 2 s, before the model is even looked for."""
+    """Within 2 s of work, before the model is even looked for."""
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         line, seconds = refuse("no/such-model", "--host", "127.0.0.1", "--port", str(port))
@@ -155,7 +161,7 @@ def test_a_model_that_contradicts_the_flags(
     line, seconds = refuse(str(folder), "--port", "0", *flags)
 
     assert words in line
-    assert seconds < 6  # an engine core and its workers would take twice as long
+    assert seconds < 3.5  # an engine core and its workers would take twice as long
 
 
 def test_a_script_that_cannot_work(tmp_path: Path) -> None:
