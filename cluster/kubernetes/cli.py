@@ -131,7 +131,10 @@ def make_render_k8s(
         if output is None:
             click.echo(rendered(config, words, overlay=None, **own)[""], nl=False)
         else:
-            _write(output, rendered(config, words, overlay=overlay or own["name"], **own))
+            overlay = overlay or own["name"]
+            _write(output, rendered(config, words, overlay=overlay, **own))
+            built = output / own["kind"] / overlay
+            click.echo(f"`kubectl apply -k {built}` applies it", err=True)
 
     own_names = [str(param.name) for param in render_k8s.params if param.name != "model"]
     taken = {"model", *own_names}
@@ -144,12 +147,18 @@ def lint() -> None:
     """Check what other systems deploy a server by."""
 
 
+_KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+
+
 class _Manifests(click.File):
     """A file of manifests; who names a folder learns how to build it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and Path(value).is_dir():
-            advice = f"`kubectl kustomize {value} | raywire lint k8s -` checks what it builds"
+            if any(Path(value, name).is_file() for name in _KUSTOMIZATIONS):
+                advice = f"`kubectl kustomize {value} | raywire lint k8s -` checks what it builds"
+            else:
+                advice = "name its files, or build one of its overlays with `kubectl kustomize`"
             self.fail(f"{value} is a folder: {advice}", param, ctx)
         return super().convert(value, param, ctx)
 

@@ -11,6 +11,7 @@ from cluster.kubernetes.lint.run import RULES
 from cluster.kubernetes.manifests import Deployment, Kind
 from cluster.kubernetes.sizing import Overrides, size
 from cluster.model_source import find
+from cluster.ray_refusals import check_version
 from engine.errors import ConfigError
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -58,6 +59,8 @@ def rendered(
     _check("--queue", queue, _QUEUE, "the name of a LocalQueue")
     _check("--image", image, _IMAGE, "an image, with its tag")
     _check("--ray-version", ray_version, _VERSION, "a version like 2.60.0")
+    if ray_version is not None:
+        check_version(ray_version)
     _check_server(config, has_gpus=has_gpus)
     accepted_findings = tuple(_split(each) for each in accepted)
     folder = find(config.engine.model, cache_dir=config.environment.cache_dir)

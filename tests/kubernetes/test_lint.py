@@ -57,6 +57,11 @@ def cluster(job: Document) -> Document:
     return job["spec"]["rayClusterSpec"]  # type: ignore[no-any-return]
 
 
+def old_without_token(ray: Document) -> None:
+    ray.update(rayVersion="2.9.0")
+    del ray["authOptions"]
+
+
 def pod(job: Document, *, of_worker: bool = False) -> Document:
     group = cluster(job)["workerGroupSpecs"][0] if of_worker else cluster(job)["headGroupSpec"]
     return group["template"]["spec"]  # type: ignore[no-any-return]
@@ -197,6 +202,8 @@ MISTAKES: list[tuple[str, str, Break]] = [
     ("pinned", "no tag", lambda job, _: container(job).update(image="registry:5000/raywire")),
     ("ray-version", "none", lambda job, _: cluster(job).pop("rayVersion")),
     ("ray-version", "before tokens", lambda job, _: cluster(job).update(rayVersion="2.51.1")),
+    ("ray-version", "without tokens", lambda job, _: old_without_token(cluster(job))),
+    ("ray-version", "too old for raywire", lambda job, _: cluster(job).update(rayVersion="2.54.0")),
     ("ray-version", "no number", lambda job, _: cluster(job).update(rayVersion="nightly")),
     (
         "start-params",
@@ -508,6 +515,13 @@ def test_who_names_a_folder_learns_how_to_build_it() -> None:
 
     assert result.exit_code == 2
     assert "kubectl kustomize" in result.output.replace("\n", " ")
+
+
+def test_a_folder_that_builds_nothing_is_not_to_be_built() -> None:
+    result = CliRunner().invoke(cli, ["lint", "k8s", str(K8S)])
+
+    assert result.exit_code == 2
+    assert "build one of its overlays" in result.output.replace("\n", " ")
 
 
 def test_a_manifest_of_somebody_elses_server_is_checked_too() -> None:

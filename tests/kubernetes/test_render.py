@@ -84,6 +84,14 @@ def test_the_committed_files_are_what_render_makes(tmp_path: Path) -> None:
         assert path.read_text() == kept[name].read_text(), name
 
 
+def test_a_tree_says_how_it_is_applied(tmp_path: Path) -> None:
+    words = ["render", "k8s", "some/model", "--gpu", "-o", str(tmp_path), "--overlay", "ours"]
+    result = CliRunner().invoke(cli, words)
+
+    assert f"`kubectl apply -k {tmp_path / 'rayjob' / 'ours'}` applies it" in result.stderr
+    assert kustomize(tmp_path / "rayjob" / "ours")
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=str)
 def test_each_overlay_builds_and_a_cluster_would_take_it(overlay: Path) -> None:
     """By a real `kubectl kustomize`, against the real definitions, strictly."""
@@ -266,6 +274,7 @@ def test_versions_are_those_that_are_installed() -> None:
         ("some/model --gpu --queue 'team a'", "--queue takes the name of a LocalQueue"),
         ("some/model --gpu --image ''", "--image takes an image"),
         ("some/model --gpu --ray-version new", "--ray-version takes a version like"),
+        ("some/model --gpu --ray-version 2.54.0", "Ray 2.54.0 is too old"),
         ("some/model --gpu --port 0", "anybody's choice"),
         ("some/model --gpu --port 8265", "--port 8265 is Ray's in a pod"),
         ("some/model --gpu --device cpu", "--device cpu and --gpu contradict each other"),

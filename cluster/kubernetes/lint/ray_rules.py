@@ -7,6 +7,7 @@ from typing import Any
 from cluster.kubernetes import names
 from cluster.kubernetes.lint.findings import Mistake, Rule
 from cluster.kubernetes.lint.workload import Bundle, Workload
+from cluster.ray_refusals import OLDEST_RAY
 
 _RESOURCE_PARAMS = ("num-cpus", "num-gpus", "memory", "resources")
 _TOKEN_SINCE = (2, 52)
@@ -69,7 +70,8 @@ def _pinned(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     for pod in workload.pods:
         name = pod.image.rpartition("/")[2]
         if "@" not in name and (":" not in name or name.endswith(":latest")):
-            yield Mistake(f"{pod.place} image", f"{pod.image or 'none'} may be another tomorrow")
+            what = f"{pod.image} may be another tomorrow" if pod.image else "is missing"
+            yield Mistake(f"{pod.place} image", what)
 
 
 def _ray_version(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -78,11 +80,15 @@ def _ray_version(workload: Workload, _: Bundle) -> Iterator[Mistake]:
         yield Mistake(place, "is missing")
         return
     numbers = re.match(r"(\d+)\.(\d+)", str(said))
-    wants_token = (workload.cluster.get("authOptions") or {}).get("mode") == "token"
     if numbers is None:
         yield Mistake(place, f"{said} is no version")
-    elif wants_token and (int(numbers[1]), int(numbers[2])) < _TOKEN_SINCE:
+        return
+    version = (int(numbers[1]), int(numbers[2]))
+    if version < _TOKEN_SINCE:
         yield Mistake(place, f"{said} knows no tokens, which came with 2.52")
+    elif workload.topology is not None and version < OLDEST_RAY:
+        oldest = ".".join(map(str, OLDEST_RAY))
+        yield Mistake(place, f"{said} is too old for raywire, which wants {oldest} at least")
 
 
 def _start_params(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -222,8 +228,9 @@ RULES = (
     ),
     Rule(
         name="ray-version",
-        why="the operator chooses probes and authentication by it",
-        fix="set rayVersion to the Ray in the image, and have 2.52 at least",
+        why="the operator chooses probes and authentication by it; raywire refuses an old Ray",
+        fix=f"set rayVersion to the Ray in the image, and have {'.'.join(map(str, OLDEST_RAY))} at"
+        " least",
         check=_ray_version,
     ),
     Rule(

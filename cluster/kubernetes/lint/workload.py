@@ -136,7 +136,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        return str(_at(self.document, "metadata").get("name", ""))
+        return str(_at(self.document, "metadata").get("name", "without a name"))
 
     @property
     def title(self) -> str:
