@@ -118,6 +118,7 @@ def _resolve(model: str, cache_dir: Path) -> Path:
         raise ConfigError(f"model {model} is neither a folder nor a .gguf file")
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model folder {model} does not exist")
+    logger.info("looking for %s on the Hugging Face hub and in its local cache", model)
     folder = Path(_run("cluster.download", model, what=f"downloading {model}"))
     return with_tokenizer(folder, cache_dir)
 

@@ -33,7 +33,8 @@ def run_resolve(
 ) -> tuple[list[str], str]:
     """Resolve (or `find`) in a fresh process: its answer in lines, and what it logged."""
     script = (
-        "import sys; from pathlib import Path\n"
+        "import logging, sys; from pathlib import Path\n"
+        "logging.basicConfig(level='INFO')\n"
         "from cluster import model_source\n"
         "from engine.errors import ConfigError\n"
         f"try: print(model_source.{function}(sys.argv[1], cache_dir=Path(sys.argv[2])))\n"
@@ -349,6 +350,7 @@ def test_a_download_brings_weights_and_data_and_nothing_that_runs(tmp_path: Path
     Path(online[0], "model.safetensors").unlink()
     assert run_resolve("owner/name", tmp_path, "find")[0][0] == "None"  # it was broken off
     assert "HTTP Request" not in log
+    assert "looking for owner/name on the Hugging Face hub" in log
 
 
 def test_what_is_not_here_yet_is_not_fetched(
