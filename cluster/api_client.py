@@ -100,7 +100,8 @@ class ApiClient:
                 " `raywire serve MODEL` or name another one with --url"
             ) from error
         if response.status != 200:
-            raise ConfigError(f"{url}: {error_message(response.status, content)}")
+            way = "; --api-key or OPENAI_API_KEY gives one" if response.status == 401 else ""
+            raise ConfigError(f"{url}: {error_message(response.status, content)}{way}")
         try:
             return msgspec.json.decode(content, type=_Models).data[0].id
         except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:

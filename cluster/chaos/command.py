@@ -85,7 +85,7 @@ async def _deal_all(victim: "_Victim", plan: Sequence[Fault], patience_s: float)
         if back_s is None:
             return False
         num_survived += 1
-    click.echo(f"survived {num_survived} faults")
+    click.echo(f"survived {num_survived} fault{'' if num_survived == 1 else 's'}")
     return True
 
 
@@ -110,6 +110,11 @@ class _Victim:
     async def _targets(self) -> _Targets:
         async with self._session.get(f"{self._url}/chaos") as response:
             content = await response.read()
+        if response.status == 401:
+            raise ConfigError(
+                f"{self._url} lets only its administrator break it: give the key of its"
+                " RAYWIRE_ADMIN_KEY or --admin-key-file, by RAYWIRE_ADMIN_KEY or --admin-key"
+            )
         if response.status == 404:
             raise ConfigError(
                 f"{self._url} lets nobody break it: start it with an administrator's key"

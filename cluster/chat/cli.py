@@ -32,13 +32,25 @@ _OPTIONS = [
 ]
 
 
+class _Command(click.Command):
+    """Tells whoever leaves out the option before a message that there is one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}: -q 'MESSAGE' sends one", ctx) from error
+
+
 def _with_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-@click.command()
+@click.command(cls=_Command)
 @_with_options
 @click.option("--system-prompt", help="What the model is told before all.")
 def chat(system_prompt: str | None, **flags: Any) -> None:
@@ -58,7 +70,7 @@ def chat(system_prompt: str | None, **flags: Any) -> None:
     _talk(Chat(system_prompt), flags)
 
 
-@click.command()
+@click.command(cls=_Command)
 @_with_options
 def complete(**flags: Any) -> None:
     """Let the model of a running server go on with a text.

@@ -236,6 +236,15 @@ def test_no_server_is_one_line(command: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_message_without_its_option_is_one_line(command: str) -> None:
+    done = run(command, "The sea is")
+
+    assert done.returncode == 2
+    assert "-q 'MESSAGE' sends one" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_refusal_is_one_line() -> None:
     """The server's words, on standard error, and exit code 1."""
     with serving() as server:

@@ -64,17 +64,20 @@ def test_a_server_that_replaces_its_ranks_survives(tmp_path: Path) -> None:
     model = make_slow_model(tmp_path, 0.05)
     flags = ("-dp", "2", "--served-model-name", "m", "--on-engine-death", "replace")
     with running_server(str(model), *flags, env={"RAYWIRE_ADMIN_KEY": "secret"}) as server:
+        refused = run_chaos(server.url, key="wrong")
         streams = [BackgroundStream(server, max_tokens=400) for _ in range(4)]
         result = run_chaos(server.url, "--duration", "4", "--interval", "4", "--kinds", "kill-rank")
         for stream in streams:
             stream.join(60)
 
+    assert refused.returncode == 2
+    assert "by RAYWIRE_ADMIN_KEY or --admin-key" in refused.stderr
     assert result.returncode == 0, result.stdout + result.stderr
     plan, dealt, survived = result.stdout.splitlines()
     assert "kill-rank" in plan
     assert "kill-rank EngineCore_DP" in dealt
     assert "as before after" in dealt
-    assert survived == "survived 1 faults"
+    assert survived == "survived 1 fault"
     for stream in streams:
         assert (stream.failure, stream.errors, stream.finish_reasons) == (None, [], ["length"])
         assert stream.text == ("abc" * 134)[:400]

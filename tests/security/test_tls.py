@@ -139,7 +139,9 @@ def test_several_api_servers_speak_tls_and_our_commands_too(
         assert unknown.returncode != 0
         assert "SSL_CERT_FILE" in unknown.stderr
         monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
-        assert "a key is needed" in _command("complete", "--url", url, "-q", "abc").stderr
+        refused = _command("complete", "--url", url, "-q", "abc").stderr
+        assert "a key is needed" in refused
+        assert "--api-key or OPENAI_API_KEY" in refused
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         assert "abc" in _command("complete", "--url", url, "-q", "abc").stdout
         lines = tmp_path / "in.jsonl"
