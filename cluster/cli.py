@@ -133,7 +133,7 @@ def postmortem(folder: Path | None, is_json: bool) -> None:
 
     `serve` keeps a folder of each run, under RAYWIRE_CACHE_DIR/runs: settings without secrets,
     processes, what engine cores were doing, the last lines of each process, and the stacks of those
-    that crashed or hung. Without FOLDER the latest run is shown.
+    that crashed or hung. Without FOLDER the latest run is shown, of any server; 20 are kept.
 
     \b
     Examples:

@@ -78,7 +78,8 @@ def read(folder: Path) -> Run:
     about = _object(_text(folder / "run.json"))
     if not about:
         raise ConfigError(
-            f"{folder} is no folder of a run; `raywire serve` keeps them in RAYWIRE_CACHE_DIR/runs"
+            f"{folder} is no folder of a run; `raywire serve` keeps them in RAYWIRE_CACHE_DIR/runs,"
+            " that is ~/.cache/raywire/runs unless it is set"
         )
     names = sorted(path.stem for path in (folder / "logs").glob("*.log"))
     return Run(
