@@ -2,6 +2,7 @@
 nobody two seconds. Used by `cli`, which hands the sockets to `launch`.
 """
 
+import errno
 import socket
 
 from engine.errors import ConfigError
@@ -39,8 +40,11 @@ def listen_group(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as error:
         for each in sockets:
             each.close()
+        is_address = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        option = "--host, an address of this machine" if is_address else "--port"
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another"
+            f" {option}"
         ) from error
     return sockets
 
