@@ -42,7 +42,7 @@ from cluster.deadline import Deadline
 from cluster.front import OnReady, RankWatcher
 from cluster.newcomer import Memory
 from cluster.pulse import INTERVAL_S, SILENCE_S, Pulse
-from cluster.replacement import Replacement, Restart
+from cluster.replacement import GiveUp, Replacement, Restart
 from cluster.supervisor import Supervisor
 from engine.bound import ServerWires
 from engine.config import CoordinatorAddresses
@@ -310,6 +310,11 @@ class ApiServers:
         if verdict is None or self._is_over or self._is_ending:
             return
         if not isinstance(verdict, Restart) or not num_up:
+            alone = "no API server is left that answers"
+            reason = verdict.reason if isinstance(verdict, GiveUp) else alone
+            if reason is not None:
+                logger.warning("the server ends: %s", reason)
+                cause = f"{cause}; {reason}"
             self.mark_dead(None, cause)
             return
         title = self._configs[index].title

@@ -175,3 +175,19 @@ def test_the_last_answer_of_one_that_died_is_none_of_its_successors(
 
     wait_for(lambda: front._supervisor.epochs[1] == 1, "another in its place")
     assert 1 not in front._pulse.due(math.inf)
+
+
+def test_without_any_api_server_the_server_ends_and_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has any stream to go on with."""
+    front = world.serve(hang_as_newcomer, replaces=True)
+    for pid in front._supervisor.pids:
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    wait_for(lambda: front.death is not None, "the end")
+    assert "the server ends: no API server is left that answers" in caplog.text
+    assert len(first_causes(caplog)) == 2
+    world.close()
+    assert world.codes == [1]
