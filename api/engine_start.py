@@ -2,7 +2,8 @@
 
 All engine cores say READY. Where there is a coordinator, it has to have heard that as well, and we
 have to have heard it. An API server that takes another's place is told of engine cores that serve
-already (`introduced`): they will not say READY again, but they have to have found it.
+already (`introduced`): they will not say READY again, but they have to have found it. Lost ones are
+not waited for, unless all are.
 """
 
 import asyncio
@@ -36,12 +37,18 @@ class EngineStart:
 
     def missing(self, feed: LoadFeed | None) -> list[EngineHandle]:
         """Engine cores that are waited for. `feed`: what the coordinator says, if there is one."""
-        return self._registry.missing() or self._unreported(feed) or self._unreachable()
+        return (
+            self._registry.missing()
+            or self._without_any()
+            or self._unreported(feed)
+            or self._unreachable()
+        )
 
     def why_late(self, missing: Sequence[EngineHandle], timeout_s: float) -> str:
         """In words: whose word is missing, and where they were last seen."""
         names = ", ".join(f"{e.name} ({e.describe()})" for e in missing)
-        who = "no READY" if self._registry.missing() else "the coordinator has no READY"
+        is_silent = self._registry.missing() or self._without_any()
+        who = "no READY" if is_silent else "the coordinator has no READY"
         return f"{who} within {timeout_s:.0f} s from {names}"
 
     async def wait_for_change(self) -> None:
@@ -50,6 +57,11 @@ class EngineStart:
             await asyncio.sleep(_RECONNECT_POLL_S)
         else:
             await self.changed.wait()
+
+    def _without_any(self) -> list[EngineHandle]:
+        """All, where all that others knew are lost: the first to be back says what is served."""
+        engines = self._registry.engines
+        return [] if any(engine.ready for engine in engines) else list(engines)
 
     def _unreported(self, feed: LoadFeed | None) -> list[EngineHandle]:
         """Engine cores that are ready, but not connected to the coordinator, or we are not."""

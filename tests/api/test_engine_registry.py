@@ -1,11 +1,15 @@
 """Which engine cores are up, as messages and times say: no sockets, no clock."""
 
+from typing import cast
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.engine_registry import EngineRegistry
+from api.engine_start import EngineStart
+from api.engine_wire import EngineWire
 from engine.errors import ConfigError, WireError
 from engine.wire import EngineDead, EngineReady, Heartbeat, Phase, pack_identity
 from tests.helpers.fake_engine import FINGERPRINT
@@ -116,3 +120,17 @@ def test_cores_that_are_like_each_other_must_be_like_the_command_too() -> None:
             registry.take_ready(pack_identity(index, 0), ready(index), 0.0)
     registry.expected = FINGERPRINT
     assert registry.take_ready(pack_identity(0, 0), ready(0), 0.0)
+
+
+def test_who_comes_while_all_are_lost_waits_for_the_first_that_is_back() -> None:
+    """Nobody else knows what is served; of others that are lost it need not wait."""
+    registry = EngineRegistry(2)
+    start = EngineStart(registry, cast(EngineWire, None))
+    start.introduced = []
+    for index in (0, 1):
+        registry.give_up(index, 0)
+    assert start.missing(None) == registry.engines
+    assert start.why_late(registry.engines, 1.0).startswith("no READY within 1 s from ")
+
+    say_ready(registry, index=1, epoch=1)
+    assert start.missing(None) == []
