@@ -67,7 +67,10 @@ class EngineRegistry:
         if (ready.engine_index, ready.epoch) != (index, epoch) or index >= len(self.engines):
             raise WireError(f"READY of engine {ready.engine_index} came from engine {index}")
         engine = self.engines[index]
-        if epoch < engine.epoch or (engine.ready is not None and engine.ready.epoch >= epoch):
+        if engine.ready is not None and engine.ready.epoch == epoch:
+            self.num_stale_messages += 1  # said twice, or we were told of it before: it may go on
+            return False
+        if epoch < engine.epoch:
             self._drop_stale(index, epoch)
             return False
         if difference := self._difference(engine, ready.fingerprint):

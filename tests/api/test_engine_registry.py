@@ -134,3 +134,17 @@ def test_who_comes_while_all_are_lost_waits_for_the_first_that_is_back() -> None
 
     say_ready(registry, index=1, epoch=1)
     assert start.missing(None) == []
+
+
+@pytest.mark.row("F-22")
+def test_a_second_ready_is_no_reason_to_end_a_rank() -> None:
+    """An API server that takes another's place is told of ranks whose READY is still on its way to
+    it. Only earlier incarnations are to be fenced."""
+    stale: list[tuple[int, int]] = []
+    registry = EngineRegistry(1)
+    registry.on_stale = lambda index, epoch: stale.append((index, epoch))
+    assert say_ready(registry, epoch=3)
+    assert not say_ready(registry, epoch=3)
+    assert stale == []
+    assert not say_ready(registry, epoch=2)
+    assert stale == [(0, 2)]
