@@ -1,5 +1,5 @@
 """What a model needs of each worker, before anything is loaded. Pure: from the sizes in config.json
-and the shapes in the weight files. Used by the dry run.
+and the shapes in the weight files. Used by the dry run, and by a start for what it can refuse.
 
 A worker holds the layers of its pipeline stage, cut by the tensor-parallel size, and the ends of
 the model:
@@ -18,15 +18,19 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.checkpoint import Shape
 from cluster.config import EngineOptions
 from engine.config import DType, ModelConfig
 from engine.kv_sizing import KVCacheSize, size_kv_cache
 from engine.step import WorkerReport
-from workers.model_shape import ModelShape
+from workers.model_shape import ModelShape, read_shape
 from workers.resources import cpu_kv_budget
 from workers.supported import SCRIPTED_KV_BYTES_PER_TOKEN, SCRIPTED_KV_CACHE_BYTES
+
+CPU_BLOCK_SIZE = 16
+"""Tokens of a KV block, as attention on CPUs reads it best. The smallest that is not asked for."""
 
 _ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -130,6 +134,18 @@ def size_kv(
     ]
     asked = ModelConfig(path="", model_type="", max_model_len=options.max_model_len)
     return size_kv_cache(reports, asked, options.cache_config())
+
+
+def check_cache(config: Mapping[str, Any], options: EngineOptions) -> None:
+    """Raise ConfigError where config.json shows that the KV cache which was asked for holds no
+    request of the length which was asked for. In blocks of the smallest size, so that nothing is
+    refused that a worker would take."""
+    shape = read_shape(config)
+    budget = options.kv_cache_memory_bytes
+    is_known = options.num_gpu_blocks_override is None and options.max_model_len != "auto"
+    if shape is not None and budget is not None and is_known:
+        facts = ModelFacts(shape=shape, tensors={}, max_len=shape.max_len)
+        size_kv(facts, options, budget, CPU_BLOCK_SIZE)
 
 
 def _stages(num_layers: int, pp_size: int) -> list[range]:

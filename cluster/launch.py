@@ -30,6 +30,7 @@ from cluster.config import EngineOptions, ResolvedModel, ServeConfig
 from cluster.deadline import Deadline
 from cluster.engine_group import EngineGroup
 from cluster.environment import Environment
+from cluster.estimate import check_cache
 from cluster.front import Front, OnReady, OwnApiServer
 from cluster.http_socket import url
 from cluster.local_engines import LocalEngines
@@ -70,12 +71,14 @@ def resolve_model(options: EngineOptions, variables: Environment) -> ResolvedMod
     """
     folder = resolve(options.model, cache_dir=variables.cache_dir)
     model_type = check_model_folder(folder)
+    description = read_config(folder)
     check_options(
-        read_config(folder),
+        description,
         tensor_parallel_size=options.tensor_parallel_size,
         pipeline_parallel_size=options.pipeline_parallel_size,
         max_model_len=None if options.max_model_len == "auto" else options.max_model_len,
     )
+    check_cache(description, options)
     return ResolvedModel(name=options.model, path=folder, model_type=model_type)
 
 

@@ -36,9 +36,8 @@ from workers.worker_handle import RESPONSE_CHUNKS
 GIB = 1 << 30
 MIB = 1 << 20
 
-_CPU_BLOCK_SIZE = 16
 _VARLEN_BLOCK_SIZE = 256
-"""Tokens of a KV block, as each attention back end reads it best."""
+"""Tokens of a KV block, as that attention back end reads it best."""
 
 
 def lay_out(
@@ -351,7 +350,7 @@ class _Builder:
         options = self.config.engine
         is_varlen = bool(self.demand.gpus) or options.attention_backend == "varlen"
         is_large = is_varlen and self.facts.shape is not None
-        block_size = _VARLEN_BLOCK_SIZE if is_large else _CPU_BLOCK_SIZE
+        block_size = _VARLEN_BLOCK_SIZE if is_large else estimate.CPU_BLOCK_SIZE
         try:
             size = estimate.size_kv(self.facts, options, budget, block_size)
         except ConfigError as error:

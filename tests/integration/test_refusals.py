@@ -147,6 +147,7 @@ def test_a_cache_too_large_for_memory(tmp_path: Path) -> None:
         (("-tp", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
         (("-pp", "9"), "--pipeline-parallel-size 9 is more than the model's 2 layers"),
         (("--max-model-len", "8K"), "--max-model-len 8192 must be from 1 to 4096"),
+        (("--kv-cache-memory-bytes", "16M"), "lower --max-model-len to"),
     ],
 )
 def test_a_model_that_contradicts_the_flags(
