@@ -163,7 +163,8 @@ def test_what_is_monstrous_is_compiled_or_refused_in_time(
         hasty.check(spec(kind, text))
     took_s = time.monotonic() - began
     assert took_s < TIMEOUT_S + 5.0  # it may have had to start again, on a crowded machine
-    assert hasty.check(schema({"type": "integer"})) > 0
+    # It says by how much its memory grew: not at all where the last one has left some.
+    assert hasty.check(schema({"type": "integer"})) >= 0
 
 
 class Disturbed(Checker):

@@ -224,7 +224,7 @@ def copy(source: Path, target: Path) -> None:
 def test_make_image_says_what_is_in_it() -> None:
     """As `make` would run it: the Dockerfile knows each argument."""
     done = subprocess.run(
-        ["make", "-n", "image", "IMAGE=r.example/raywire:1", "EXTRAS=gguf"],
+        ["make", "-n", "--no-print-directory", "image", "IMAGE=r.example/raywire:1", "EXTRAS=gguf"],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
     )  # fmt: skip
     assert done.stdout.startswith("docker build ")
