@@ -14,7 +14,7 @@ EXTRAS ?= demo
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster test test-slow test-gpu soak manifests image lint bench clean
+.PHONY: help demo demo-cluster test test-slow test-gpu explore soak manifests image lint bench clean
 
 help:
 	@echo 'make demo          serve a small real model here and show a streamed answer (PORT=8000)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-slow     what takes minutes: clients, faults, hosts, fuzzing'
 	@echo 'make lint          only the first part of make test'
 	@echo 'make test-gpu      what only a CUDA device can prove'
+	@echo 'make explore       property tests with examples that no run had before'
 	@echo 'make soak          30 minutes of load with a fault a minute; SOAK="--minutes 3 --seed 7"'
 	@echo 'make bench         speed and memory; VLLM=VENV/bin/python measures vLLM in turns with it'
 	@echo 'make image         a container image (IMAGE=raywire:demo EXTRAS=demo TORCH_INDEX=URL)'
@@ -63,6 +64,9 @@ test-slow: $(VENV)/dev.stamp
 
 test-gpu: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m gpu --timeout 600
+
+explore: $(VENV)/dev.stamp
+	$(PYTEST) -m 'hypothesis and not gpu' --hypothesis-profile explore --timeout 600
 
 soak: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.soak --write $(SOAK)

@@ -41,7 +41,7 @@ def arrive(tokenizer: Tokenizer, token_ids: list[int], skips: bool, num_prompt: 
     return "".join(stream.push([i]) for i in token_ids[num_prompt:]) + stream.finish()
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=400)
 @given(_KINDS, _IDS, st.booleans(), st.data())
 def test_pieces_are_the_whole_text(
     kind: str, token_ids: list[int], skips: bool, data: st.DataObject
@@ -61,7 +61,7 @@ def test_pieces_are_the_whole_text(
         assert text == library_decode(tokenizer, token_ids, skips)
 
 
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=250)
 @given(_KINDS, st.text(max_size=30), st.booleans())
 def test_any_text_comes_back_as_the_library_has_it(kind: str, text: str, skips: bool) -> None:
     """Emoji and CJK of several tokens too, and byte tokens: valid text is never touched."""
@@ -71,7 +71,7 @@ def test_any_text_comes_back_as_the_library_has_it(kind: str, text: str, skips: 
     assert arrive(tokenizer, token_ids, skips) == library_decode(tokenizer, token_ids, skips)
 
 
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=250)
 @given(_KINDS, _IDS, st.data(), st.booleans())
 def test_an_output_goes_on_where_its_prompt_ended(
     kind: str, token_ids: list[int], data: st.DataObject, skips: bool
@@ -180,7 +180,7 @@ def test_lone_surrogates_never_leave() -> None:
     assert "".join(pieces).encode("utf-8").decode().strip("\ufffd") == ""
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150)
 @given(_KINDS, _IDS)
 def test_added_tokens_are_joined_without_spaces_on_request(kind: str, token_ids: list[int]) -> None:
     """And nothing else changes: only a space between two of them may go."""

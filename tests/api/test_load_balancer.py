@@ -322,7 +322,7 @@ def simulate(
             yield simulation.imbalance
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     num_servers=st.sampled_from([1, 2, 4, 8]),
     num_ranks=st.sampled_from([2, 4, 16]),

@@ -218,7 +218,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages=MESSAGES, late=st.booleans())
 def test_nothing_is_lost_and_users_and_assistants_do_not_follow_themselves(
     messages: list[tuple[str, Any]], late: bool

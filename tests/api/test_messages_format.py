@@ -46,7 +46,7 @@ def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "id"} for each in content]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=cuts(FRAGMENTS))
 def test_events_add_up_to_the_blocks_however_the_text_is_cut(pieces: list[str]) -> None:
     """Kinds, order, texts and inputs."""

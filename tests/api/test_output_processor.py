@@ -66,7 +66,7 @@ def test_text_arrives_with_its_tokens() -> None:
 _TEXTS = st.text("ab漢\n", max_size=12)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(
     _TEXTS,
     st.lists(st.text("ab漢\n", min_size=1, max_size=3), min_size=1, max_size=4),

@@ -190,7 +190,7 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return length // 2 * 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(

@@ -49,7 +49,7 @@ def test_every_cut_gives_the_same_events(family: str) -> None:
         assert think(text[:place], text[place:], family=family) == whole
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(
     cuts(("<think>", "</think>", "<thi", "</", "think>", "\n", " ", "x", "é", "<tool_call>", "{")),
     st.booleans(),

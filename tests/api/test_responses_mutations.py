@@ -70,7 +70,7 @@ def server() -> Iterator[HttpServer]:
         yield server
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(body=mutations(BODY), path=st.sampled_from(PATHS))
 def test_nothing_that_a_body_may_hold_is_our_fault(
     server: HttpServer, body: dict[str, Any], path: str

@@ -67,7 +67,7 @@ def without_ids(value: Any) -> Any:
     return [without_ids(each) for each in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(cuts(FRAGMENTS))
 def test_items_are_those_of_the_whole_text(pieces: list[str]) -> None:
     """However it is cut."""
@@ -76,7 +76,7 @@ def test_items_are_those_of_the_whole_text(pieces: list[str]) -> None:
     assert without_ids(items) == without_ids(write(["".join(pieces)])[0])
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(cuts(FRAGMENTS))
 def test_a_client_can_rebuild_the_items_from_events(pieces: list[str]) -> None:
     """From the deltas, and again from the items that are done; only the last one is ever open."""
@@ -110,7 +110,7 @@ def text_of(item: dict[str, Any]) -> str:
     return "".join(part["text"] for part in item["content"])
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60)
 @given(
     st.text("ab ", min_size=1, max_size=6).filter(str.strip),
     st.text("cd🙂", min_size=1, max_size=6),
@@ -155,7 +155,7 @@ def test_text_that_is_not_read_keeps_its_logprobs() -> None:
     assert len(first["logprobs"]) == 2
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
 def test_a_delta_is_as_if_it_were_encoded_anew(texts: list[str]) -> None:
     """To the byte, whatever the text."""

@@ -36,7 +36,7 @@ def response(name: str, *items: Item) -> StoredResponse:
 # ---------------------------------------------------------------------------------------- store
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(

@@ -54,7 +54,7 @@ def sent(*events: bytes | Exception) -> list[Any]:
     return messages
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.text(), st.text(max_size=20), st.integers(0, 3))
 def test_an_event_with_another_text_is_as_if_it_were_encoded_anew(
     text: str, name: str, index: int

@@ -28,7 +28,7 @@ def naive_hold(text: str, stops: tuple[str, ...]) -> int:
     return max((length for length in range(len(text) + 1) if text[-length:] in prefixes), default=0)
 
 
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=250)
 @given(_STOPS, _PIECES)
 def test_pieces_give_what_the_whole_text_gives(stops: tuple[str, ...], pieces: list[str]) -> None:
     """Same text, same stop string, wherever the pieces are cut."""
@@ -42,7 +42,7 @@ def test_pieces_give_what_the_whole_text_gives(stops: tuple[str, ...], pieces: l
     assert (sent, matcher.matched) == (naive_end("".join(pieces), stops) or ("".join(pieces), None))
 
 
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=250)
 @given(_STOPS, _PIECES)
 def test_nothing_is_held_without_need(stops: tuple[str, ...], pieces: list[str]) -> None:
     """After each piece exactly the longest possible beginning of a stop string is missing."""

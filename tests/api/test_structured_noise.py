@@ -82,14 +82,14 @@ def wanted(name: str, value: object) -> StructuredOutput | None:
     return None if found is None else found.output
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(fields.NAMES), value=ANYTHING)
 def test_noise_in_a_field_is_the_clients_fault(name: str, value: Any) -> None:
     """Whatever JSON it is."""
     check(lambda: wanted(name, value), name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=ANYTHING, strict=st.booleans())
 def test_noise_in_a_schema_is_the_clients_fault(value: Any, strict: bool) -> None:
     """With all keywords in all places."""
@@ -98,7 +98,7 @@ def test_noise_in_a_schema_is_the_clients_fault(value: Any, strict: bool) -> Non
     check(lambda: wanted("response_format", form), "response_format")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=FORMATS, key=st.sampled_from(["format", "structures"]))
 def test_noise_in_a_structural_tag_is_the_clients_fault(value: Any, key: str) -> None:
     """With all formats in all places."""
@@ -107,7 +107,7 @@ def test_noise_in_a_structural_tag_is_the_clients_fault(value: Any, key: str) ->
     check(lambda: structural_tag.read(raw, "tag", JsonStyle()), "tag")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.sampled_from("root ::=\n|()[]{}*+?\"'\\a-b,1.#u0041"), max_size=40))
 def test_noise_in_a_grammar_is_the_clients_fault(text: str) -> None:
     """Between the words of one that is right."""

@@ -84,7 +84,7 @@ def test_detokenize_shows_special_tokens(server: HttpServer) -> None:
     assert post(server, "/detokenize", tokens=[]).json() == {"prompt": ""}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text())
 def test_any_text_comes_back(server: HttpServer, text: str) -> None:
     """Whatever characters it has."""

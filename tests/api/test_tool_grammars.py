@@ -195,7 +195,7 @@ def test_one_call_is_one_call(name: str) -> None:
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32))
 def test_parser_reads_back_whatever_the_grammar_allows(
     name: str, has_tokens: bool, seed: int
@@ -214,7 +214,7 @@ def test_parser_reads_back_whatever_the_grammar_allows(
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "plain"])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32))
 def test_calls_in_a_text_are_as_strict(name: str, has_tokens: bool, seed: int) -> None:
     """Where the model may choose, it may say anything; but if it calls, it calls a tool with valid
@@ -298,7 +298,7 @@ def test_text_that_ends_after_a_call_leaves_nothing_of_the_notation(name: str) -
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_whatever_must_be_calls_has_no_content_however_it_is_cut(
     name: str, has_tokens: bool, seed: int, data: st.DataObject

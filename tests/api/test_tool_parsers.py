@@ -121,7 +121,7 @@ FRAGMENTS = (
 )
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_pieces_give_what_the_whole_text_gives(data: st.DataObject) -> None:
     """Whatever the text: good calls, broken ones, and beginnings of markers."""

@@ -54,7 +54,7 @@ def special_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [i for i in token_ids if i in tokenizer.special_token_ids and i != unknown]
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.sampled_from(KINDS), st.lists(TEXTS, min_size=1, max_size=4))
 def test_marked_texts_hold_no_special_token(kind: str, texts: list[str]) -> None:
     """Whatever is typed, and also where texts are put together that hold a half each."""
@@ -66,7 +66,7 @@ def test_marked_texts_hold_no_special_token(kind: str, texts: list[str]) -> None
     assert unmarked(rendered) == "".join(texts)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.sampled_from(KINDS), TEXTS, TEXTS)
 def test_a_templates_own_tokens_stay(kind: str, before: str, after: str) -> None:
     """Exactly those are found that nobody has typed."""
@@ -79,7 +79,7 @@ def test_a_templates_own_tokens_stay(kind: str, before: str, after: str) -> None
     assert special_ids(tokenizer, rendered) == [turn, end, turn]
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.sampled_from([k for k in KINDS if not k.startswith(("unigram", "word"))]), TEXTS)
 def test_typed_tokens_are_encoded_as_the_library_would(kind: str, text: str) -> None:
     """If it knew no special tokens: spaces at the start and other added tokens are as ever."""

@@ -77,7 +77,7 @@ def test_a_crash_at_any_byte_costs_nothing(tmp_path: Path) -> None:
         check_crash(source, output, whole, cut)
 
 
-@settings(deadline=None, max_examples=50, database=None)
+@settings(max_examples=50)
 @given(ids=IDS, has_bad_line=st.booleans(), data=st.data())
 def test_a_crash_in_any_batch_costs_nothing(
     ids: list[str], has_bad_line: bool, data: st.DataObject
@@ -93,7 +93,7 @@ def test_a_crash_in_any_batch_costs_nothing(
         check_crash(source, output, whole, data.draw(st.integers(0, len(whole))))
 
 
-@settings(deadline=None, max_examples=50, database=None)
+@settings(max_examples=50)
 @given(ids=IDS, stops=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), max_size=4))
 def test_any_number_of_crashes_costs_nothing(ids: list[str], stops: list[tuple[int, int]]) -> None:
     """Runs that end after some results, with the last of them torn, one after the other."""

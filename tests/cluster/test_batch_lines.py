@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.batch.lines import (
@@ -88,7 +88,6 @@ def test_false_and_null_are_no_stream() -> None:
     assert isinstance(parse_line(1, json.dumps(FIELDS).encode()), BatchRequest)
 
 
-@settings(deadline=None, database=None)
 @given(st.binary() | st.text().map(str.encode) | st.just(b'{"a":' + b"[" * 20000))
 def test_any_bytes_are_a_line(content: bytes) -> None:
     """A good one or a bad one, and never an exception that would end the batch."""

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.chaos import KINDS
@@ -11,7 +11,6 @@ from cluster.chaos.plan import make_plan
 from engine.errors import ConfigError
 
 
-@settings(deadline=None)
 @given(st.integers(), st.floats(10, 5000), st.floats(1, 60), st.integers(1, len(KINDS)))
 def test_one_fault_an_interval_and_all_kinds_equally_often(
     seed: int, duration_s: float, interval_s: float, num_kinds: int

@@ -350,10 +350,5 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )

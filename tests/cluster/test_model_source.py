@@ -85,7 +85,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text().filter(lambda text: not any(each in text for each in SPECIAL_TOKENS)))
 def test_any_text_is_its_bytes_and_comes_back(byte_tokenizer: Tokenizer, text: str) -> None:
     """A token of the scripted model is a byte, whatever the text, but for what marks an end."""

@@ -105,7 +105,7 @@ def test_reset_is_refused_while_a_block_is_held() -> None:
     pool.validate([])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(2, 12), st.data())
 def test_any_sequence_of_uses_keeps_the_books(num_blocks: int, data: st.DataObject) -> None:
     """Free plus held is constant, and no block is both, whatever is done."""

@@ -103,7 +103,7 @@ def _rank(token: int) -> int:
     return FINISHING.index(token) if token in FINISHING else len(FINISHING)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(schemas, st.integers(0, MAX_RANDOM), st.integers(0, 2**32 - 1))
 def test_whatever_is_sampled_under_a_schema_is_valid(
     compiler: Compiler, wanted: Any, num_random: int, seed: int
@@ -114,7 +114,7 @@ def test_whatever_is_sampled_under_a_schema_is_valid(
     jsonschema.validate(json.loads(text.decode()), wanted)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True),
     st.integers(0, 2**32 - 1),

@@ -87,7 +87,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     wanted=requests,
     stages=st.sampled_from([0, 1, 2, 3]),  # 0: one stage, planned ahead

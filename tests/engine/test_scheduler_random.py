@@ -244,8 +244,6 @@ def _check_what_is_sent_once(request: EngineCoreRequest, received: Received) -> 
 AnyLoad.TestCase.settings = settings(
     max_examples=100,
     stateful_step_count=30,
-    deadline=None,
-    database=None,
     # Shrinking takes minutes: add Phase.shrink to look for the smallest failing load.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

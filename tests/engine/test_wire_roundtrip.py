@@ -23,7 +23,7 @@ def test_every_struct_round_trips(kind: type[Message]) -> None:
     """Any valid value is equal to itself after encoding and decoding, arrays included."""
     encode, decode = Encoder().encode, Decoder[Message](kind).decode
 
-    @hypothesis.settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @hypothesis.settings(max_examples=25)
     @hypothesis.given(messages(kind))
     def check(message: Message) -> None:
         assert same(decode(encode(message)), message)
@@ -44,7 +44,7 @@ def test_the_round_trip_covers_every_struct_of_our_modules() -> None:
     assert len(defined) > 25
 
 
-@hypothesis.settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
 def test_packed_tokens_round_trip(token_ids: list[int]) -> None:
     """Any u32 token ids survive packing."""

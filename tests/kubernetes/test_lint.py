@@ -557,7 +557,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_manifest_is_too_broken_to_check(data: st.DataObject) -> None:
     """Any part of a good one may be replaced by anything."""

@@ -100,7 +100,7 @@ def test_no_refusal_of_the_corpus_shows_the_inside(server: HttpServer) -> None:
 
 
 @pytest.mark.row("S-45")
-@settings(max_examples=80, deadline=None, database=None, derandomize=True)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_no_mutated_request_shows_the_inside(server: HttpServer, data: st.DataObject) -> None:
     """Anything in any place, on each kind of route."""

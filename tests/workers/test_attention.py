@@ -145,7 +145,7 @@ def test_native_equals_reference(arithmetic: int, monkeypatch: pytest.MonkeyPatc
         softcap=st.sampled_from([None, 2.0]),
         has_sinks=st.booleans(),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def check(batch: Batch, window: int | None, softcap: float | None, has_sinks: bool) -> None:
         sinks = torch.linspace(-1, 3, batch.query_THD.shape[1]) if has_sinks else None
         call = AttentionCall(scale=0.2, window=window, softcap=softcap, sinks=sinks)

@@ -100,7 +100,7 @@ def test_any_shape_gives_the_sum_of_these_numbers() -> None:
         has_bias=st.booleans(),
         dtype=st.sampled_from([BF16, torch.float32]),
     )
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def check(rows: int, outputs: int, inputs: int, has_bias: bool, dtype: torch.dtype) -> None:
         x, weight = random(rows, inputs), random(outputs, inputs, seed=1)
         bias = random(outputs, seed=2) if has_bias else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
@@ -51,7 +51,6 @@ def test_any_shape_gives_what_torch_gives() -> None:
         has_bias=st.booleans(),
         dtype=st.sampled_from([BF16, torch.float32]),
     )
-    @settings(deadline=None)
     def check(rows: int, outputs: int, inputs: int, has_bias: bool, dtype: torch.dtype) -> None:
         x, weight = random(rows, inputs), random(outputs, inputs, seed=1)
         bias = random(outputs, seed=2) if has_bias else None

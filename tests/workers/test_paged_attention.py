@@ -88,7 +88,7 @@ def requests(draw: st.DrawFn) -> list[tuple[int, int]]:
     group=st.integers(1, 9),
     window=st.one_of(st.none(), st.integers(1, 600)),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_pages_may_be_of_any_size_and_lie_anywhere(
     requests: list[tuple[int, int]],
     block_size: int,

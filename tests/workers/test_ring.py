@@ -92,7 +92,7 @@ def test_reader_sees_each_message_once() -> None:
     num_readers=st.integers(1, MAX_READERS),
     acts=st.lists(st.integers(0, MAX_READERS), max_size=120),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_interleaving_behaves_like_a_bounded_list(
     num_chunks: int, num_readers: int, acts: list[int]
 ) -> None:
@@ -179,7 +179,6 @@ def test_writer_clears_then_writes_then_resets_then_publishes() -> None:
 
 
 @given(st.lists(st.binary(max_size=700), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_frames_arrive_as_they_were_sent(frames: list[bytes]) -> None:
     """Any number of frames of any size, also empty ones."""
     with open_ring(num_chunks=1, chunk_bytes=8192) as (_, writer, (reader,)):
@@ -229,7 +228,6 @@ def forge(ring: Ring, chunk: bytes) -> None:
 
 @pytest.mark.row("S-02")
 @given(st.binary(max_size=300))
-@settings(deadline=None)
 def test_hostile_chunk_is_refused_and_released(chunk: bytes) -> None:
     """No bytes in a chunk do more than raise WireError, and the writer can go on."""
     with open_ring(num_chunks=1, chunk_bytes=300) as (ring, writer, (reader,)):

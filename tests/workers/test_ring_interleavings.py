@@ -26,7 +26,7 @@ class FakeMemory:
 
 
 @given(seed=st.integers(0, 2**32), num_chunks=st.integers(1, 3), num_readers=st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_interleaving_loses_doubles_or_tears_a_message(
     seed: int, num_chunks: int, num_readers: int
 ) -> None:
@@ -82,7 +82,7 @@ class FakeWaiter:
 
 
 @given(seed=st.integers(0, 2**32), num_chunks=st.integers(1, 2), num_readers=st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_interleaving_loses_the_wake_up_of_a_writer(
     seed: int, num_chunks: int, num_readers: int
 ) -> None:
