@@ -11,7 +11,8 @@ from typing import Any, Literal
 import yaml
 
 from cluster.kubernetes import names, probes
-from cluster.kubernetes.sizing import MIB, OBJECT_STORE_BYTES, PRE_STOP_S, PodSize, Sizes
+from cluster.kubernetes.sizing import MIB, OBJECT_STORE_BYTES, PodSize, Sizes
+from cluster.kubernetes.stop_times import PRE_STOP_S
 
 Document = dict[str, Any]
 Kind = Literal["rayjob", "raycluster"]

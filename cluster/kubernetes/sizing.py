@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cluster.config import ServeConfig
 from cluster.estimate import ModelFacts
+from cluster.kubernetes import stop_times
 from cluster.layout import Layout, NodeLoad
 from cluster.layout_builder import lay_out
 from cluster.placement import Node, Resources
@@ -42,11 +43,6 @@ _GPU_WORKER_BYTES = 6 * GIB
 _NCCL_BYTES = 64 * MIB
 """Of /dev/shm, for each GPU worker of a group."""
 _LEAST_SHM_BYTES = 256 * MIB
-
-PRE_STOP_S = 5
-"""Between leaving the Service and the drain: endpoints are taken out everywhere meanwhile."""
-_AFTER_DRAIN_S = 30
-"""For the end of engine cores, and for Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +111,16 @@ def size(
         )
     layout = _lay_out(config, facts, num_workers, ranks_per_worker, has_gpus)
     head, worker = layout.nodes[0], layout.nodes[1]
-    drain_s = math.ceil(config.shutdown_timeout)
-    job_stop_s = drain_s + _AFTER_DRAIN_S // 2
-    head_grace_s = PRE_STOP_S + drain_s + _AFTER_DRAIN_S
+    head_grace_s = stop_times.head_grace_s(config.shutdown_timeout)
     return Sizes(
         head=_head(config, head, overrides),
         worker=_worker(config, facts, layout, worker, has_gpus, overrides),
         num_workers=num_workers,
         ranks_per_worker=ranks_per_worker,
-        drain_s=drain_s,
-        job_stop_s=job_stop_s,
+        drain_s=math.ceil(config.shutdown_timeout),
+        job_stop_s=stop_times.job_stop_s(config.shutdown_timeout),
         head_grace_s=head_grace_s,
-        worker_grace_s=head_grace_s + _AFTER_DRAIN_S,
+        worker_grace_s=stop_times.worker_grace_s(head_grace_s),
     )
 
 

@@ -457,6 +457,31 @@ def test_what_kubectl_gets_is_checked_as_well() -> None:
     assert rules([got]) == {"dashboard"}
 
 
+def test_a_second_less_than_render_gives_the_head_is_too_short() -> None:
+    """And the finding says what the time is for."""
+    job, *rest = load("rayjob", "gpu")
+    pod(job)["terminationGracePeriodSeconds"] -= 1
+
+    assert [(each.rule, each.what) for each in check([job, *rest])] == [
+        (
+            "grace",
+            "is 54 s; its end takes 55: 5 until no endpoint leads here, 20 for running requests,"
+            " 30 for the end of engine cores and Ray",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_head", "of_worker", "is_enough"), [(55, 54, False), (90, 89, False), (90, 90, True)]
+)
+def test_workers_have_as_long_as_their_head(of_head: int, of_worker: int, is_enough: bool) -> None:
+    job, *rest = load("rayjob", "gpu")
+    pod(job)["terminationGracePeriodSeconds"] = of_head
+    pod(job, of_worker=True)["terminationGracePeriodSeconds"] = of_worker
+
+    assert rules([job, *rest]) == (set() if is_enough else {"grace"})
+
+
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "HF_TOKEN_PATH"])
 def test_what_only_sounds_like_a_secret_is_let_be(name: str) -> None:
     job, *rest = load("rayjob", "gpu")

@@ -18,7 +18,8 @@ from cluster.cli import cli
 from cluster.kubernetes import names
 from cluster.kubernetes.lint.run import check
 from cluster.kubernetes.lint.workload import amount
-from cluster.kubernetes.sizing import PRE_STOP_S, RAY_HEAD_VCPUS
+from cluster.kubernetes.sizing import RAY_HEAD_VCPUS
+from cluster.kubernetes.stop_times import PRE_STOP_S
 from cluster.model_source import resolve
 from cluster.plan import Topology
 from tests.helpers.kube_schema import problems

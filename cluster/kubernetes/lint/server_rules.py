@@ -4,7 +4,21 @@ from collections.abc import Iterator, Mapping
 
 from cluster.environment import Environment
 from cluster.kubernetes.lint.findings import Mistake, Rule
-from cluster.kubernetes.lint.workload import GPU, Bundle, Workload, processes_of
+from cluster.kubernetes.lint.workload import (
+    DEFAULT_DRAIN_S,
+    GPU,
+    Bundle,
+    Pod,
+    Workload,
+    processes_of,
+)
+from cluster.kubernetes.stop_times import (
+    AFTER_DRAIN_S,
+    PRE_STOP_S,
+    head_grace_s,
+    head_grace_told,
+    job_stop_s,
+)
 from workers import ring
 from workers.executor import BROADCAST_CHUNKS
 from workers.worker_handle import RESPONSE_CHUNKS
@@ -115,24 +129,24 @@ def _fixed_size(workload: Workload, _: Bundle) -> Iterator[Mistake]:
 def _grace(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     if workload.topology is None:
         return
-    grace = {
-        pod.place: _grace_s(pod.spec.get("terminationGracePeriodSeconds")) for pod in workload.pods
-    }
-    for pod in workload.pods:
-        if grace[pod.place] <= workload.drain_s:
+    least = head_grace_s(workload.drain_s)
+    of_head = _grace_s(workload.head)
+    if of_head < least:
+        yield Mistake(
+            f"{workload.head.place} terminationGracePeriodSeconds",
+            f"is {of_head} s; its end takes {head_grace_told(workload.drain_s)}",
+        )
+    for pod in workload.workers:
+        if _grace_s(pod) < (needed := max(least, of_head)):
             yield Mistake(
                 f"{pod.place} terminationGracePeriodSeconds",
-                f"is {grace[pod.place]:g} s; running requests have {workload.drain_s:g} s",
-            )
-        elif not pod.is_head and grace[pod.place] < grace[workload.head.place]:
-            yield Mistake(
-                f"{pod.place} terminationGracePeriodSeconds",
-                "is shorter than the head's, whose streams need the workers",
+                f"is {_grace_s(pod)} s; the head's streams may need its engines for {needed}",
             )
 
 
-def _grace_s(given: object) -> float:
-    return float(given) if isinstance(given, int) else 30.0
+def _grace_s(pod: Pod) -> int:
+    given = pod.spec.get("terminationGracePeriodSeconds")
+    return given if isinstance(given, int) else 30
 
 
 def _job_stop(workload: Workload, _: Bundle) -> Iterator[Mistake]:
@@ -228,8 +242,8 @@ RULES = (
     Rule(
         name="grace",
         why="Kubernetes kills what still runs after it, in the middle of an answer",
-        fix="terminationGracePeriodSeconds: --shutdown-timeout + 35, or more; of workers no less"
-        " than the head's",
+        fix=f"terminationGracePeriodSeconds: --shutdown-timeout + {PRE_STOP_S + AFTER_DRAIN_S}, or"
+        " more; of workers no less than the head's",
         check=_grace,
     ),
     Rule(
@@ -241,8 +255,9 @@ RULES = (
     Rule(
         name="drain",
         why="the pod's end kills Ray, and with it server or engines, before the streams have ended",
-        fix="preStop of the head: `sleep 5; raywire drain --timeout 35`; of workers: wait until"
-        " their engine cores have ended (`raywire render k8s`)",
+        fix=f"preStop of the head: `sleep {PRE_STOP_S}; raywire drain --timeout"
+        f" {job_stop_s(DEFAULT_DRAIN_S)}`; of workers: wait until their engine cores have ended"
+        " (`raywire render k8s`)",
         check=_drain,
     ),
     Rule(

@@ -1,6 +1,7 @@
 """What RayJobs and RayClusters say, in our words. Anybody's: what is missing is empty here, and for
 the rules to judge."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -239,9 +240,10 @@ class Workload:
     @property
     def drain_s(self) -> float:
         try:
-            return float(self.flag("--shutdown-timeout") or DEFAULT_DRAIN_S)
+            given = float(self.flag("--shutdown-timeout") or DEFAULT_DRAIN_S)
         except ValueError:
             return DEFAULT_DRAIN_S
+        return given if 0 <= given < math.inf else DEFAULT_DRAIN_S  # `serve` takes no other
 
     @property
     def runtime_environment(self) -> Mapping[str, str]:
