@@ -112,6 +112,18 @@ def let_in(documents: list[Document], **rule: Any) -> None:
     of(documents, "NetworkPolicy")["spec"]["ingress"].append(rule)
 
 
+def let_in_by(documents: list[Document], **requirement: Any) -> None:
+    """Pods of all namespaces."""
+    pods = {"matchExpressions": [requirement]}
+    let_in(documents, **{"from": [{"namespaceSelector": {}, "podSelector": pods}]})
+
+
+def choose(documents: list[Document], **requirement: Any) -> None:
+    """Let the policy be for these pods."""
+    selector = {"matchExpressions": [requirement]}
+    of(documents, "NetworkPolicy")["spec"]["podSelector"] = selector
+
+
 def service(documents: list[Document], **spec: Any) -> None:
     of(documents, "Service")["spec"] |= spec
 
@@ -322,6 +334,21 @@ MISTAKES: list[tuple[str, str, Break]] = [
         lambda job, _: cluster(job)["headGroupSpec"]["template"]["metadata"]["labels"].clear(),
     ),
     (
+        "network-policy",
+        "for other pods, by an expression",
+        lambda _, rest: choose(rest, key=names.APP_LABEL, operator="NotIn", values=[names.APP]),
+    ),
+    (
+        "network-policy",
+        "anybody who has not a certain label",
+        lambda _, rest: let_in_by(rest, key="quarantine", operator="DoesNotExist"),
+    ),
+    (
+        "network-policy",
+        "by an operator that there is not",
+        lambda _, rest: choose(rest, key=names.APP_LABEL, operator="in", values=[names.APP]),
+    ),
+    (
         "service",
         "to the workers",
         lambda _, rest: of(rest, "Service")["spec"]["selector"].pop(names.ROLE_LABEL),
@@ -480,6 +507,35 @@ def test_workers_have_as_long_as_their_head(of_head: int, of_worker: int, is_eno
     pod(job, of_worker=True)["terminationGracePeriodSeconds"] = of_worker
 
     assert rules([job, *rest]) == (set() if is_enough else {"grace"})
+
+
+REQUIREMENTS = [
+    *[("a", "In", ["1", "2"], True), ("a", "In", ["2"], False), ("b", "In", ["1"], False)],
+    *[("a", "NotIn", ["2"], True), ("a", "NotIn", ["1"], False), ("b", "NotIn", ["1"], True)],
+    *[("a", "Exists", None, True), ("b", "Exists", None, False)],
+    *[("a", "DoesNotExist", None, False), ("b", "DoesNotExist", None, True)],
+]
+
+
+@pytest.mark.parametrize(("key", "operator", "values", "chooses"), REQUIREMENTS)
+def test_a_policy_may_choose_pods_by_expressions(
+    key: str, operator: str, values: list[str] | None, chooses: bool
+) -> None:
+    """Ours have the label `a: "1"` here, and no `b`."""
+    job, *rest = load("rayjob", "gpu")
+    for group in (cluster(job)["headGroupSpec"], cluster(job)["workerGroupSpecs"][0]):
+        group["template"]["metadata"]["labels"]["a"] = "1"
+    choose(rest, key=key, operator=operator, values=values)
+
+    assert rules([job, *rest]) == (set() if chooses else {"network-policy"})
+
+
+def test_whom_an_expression_lets_in_is_not_anybody() -> None:
+    """A label that only some have."""
+    job, *rest = load("rayjob", "gpu")
+    let_in_by(rest, key=names.GATEWAY_LABEL, operator="In", values=["true"])
+
+    assert rules([job, *rest]) == set()
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "HF_TOKEN_PATH"])

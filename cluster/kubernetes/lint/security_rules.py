@@ -9,6 +9,8 @@ from cluster.kubernetes.lint.workload import Bundle, Document, Pod, Workload
 
 _RAY_PORTS = (names.GCS_PORT, names.DASHBOARD_PORT, names.CLIENT_PORT)
 _ANYBODY = ("0.0.0.0/0", "::/0")
+_ANY_NAMESPACE = {"kubernetes.io/metadata.name": "any"}
+"""Labels of a namespace that nobody has thought of: its name alone."""
 _SECRET_FLAGS = ("--api-key", "--admin-key", "--metrics-key", "--hf-token")
 _SECRET_NAME = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|CREDENTIALS?|(API|ADMIN|METRICS|ACCESS|SECRET)_?KEY)",
@@ -125,7 +127,7 @@ def _chooses(policy: Document, labels: Mapping[str, str]) -> bool:
     selector = spec.get("podSelector")
     if selector is None or "Ingress" not in (spec.get("policyTypes") or ["Ingress"]):
         return False
-    return _matches(selector.get("matchLabels") or {}, labels)
+    return _selects(selector, labels)
 
 
 def _open_ports(policy: Document, head: Pod) -> set[int]:
@@ -135,12 +137,15 @@ def _open_ports(policy: Document, head: Pod) -> set[int]:
 
 
 def _is_for_anybody(rule: Document) -> bool:
-    peers = rule.get("from") or [{"namespaceSelector": {}}]
-    return any(
-        (peer.get("ipBlock") or {}).get("cidr") in _ANYBODY
-        or (peer.get("namespaceSelector") == {} and not peer.get("podSelector"))
-        for peer in peers
-    )
+    return any(map(_is_anybody, rule.get("from") or [{"namespaceSelector": {}}]))
+
+
+def _is_anybody(peer: Document) -> bool:
+    """Whether a pod without labels, in a namespace that nobody knows, is meant."""
+    if (peer.get("ipBlock") or {}).get("cidr") in _ANYBODY:
+        return True
+    namespaces, pods = peer.get("namespaceSelector"), peer.get("podSelector") or {}
+    return namespaces is not None and _selects(namespaces, _ANY_NAMESPACE) and _selects(pods, {})
 
 
 def _ray_ports(rule: Document, head: Pod) -> Iterator[int]:
@@ -171,6 +176,28 @@ def _number(port: object, head: Pod) -> int | None:
 
 def _title(document: Document) -> str:
     return f"{document.get('kind')} {(document.get('metadata') or {}).get('name')}"
+
+
+def _selects(selector: Document, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector chooses what has these; an empty one chooses everything."""
+    return _matches(selector.get("matchLabels") or {}, labels) and all(
+        _meets(each, labels) for each in selector.get("matchExpressions") or ()
+    )
+
+
+def _meets(requirement: Document, labels: Mapping[str, str]) -> bool:
+    value = labels.get(str(requirement.get("key")))
+    match requirement.get("operator"):
+        case "In":
+            return value in (requirement.get("values") or ())
+        case "NotIn":
+            return value not in (requirement.get("values") or ())
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case operator:
+            raise ValueError(f"Kubernetes knows no operator {operator}")
 
 
 def _matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
