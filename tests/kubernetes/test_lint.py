@@ -71,6 +71,11 @@ def container(job: Document, *, of_worker: bool = False) -> Document:
     return pod(job, of_worker=of_worker)["containers"][0]  # type: ignore[no-any-return]
 
 
+def beside(job: Document, kind: str = "containers", **spec: Any) -> None:
+    """Another container of the worker pods."""
+    pod(job, of_worker=True).setdefault(kind, []).append({"name": "other", **spec})
+
+
 def resources(job: Document, kind: str, **given: str) -> None:
     container(job, of_worker=True)["resources"][kind] |= given
 
@@ -285,6 +290,16 @@ MISTAKES: list[tuple[str, str, Break]] = [
         "in a pod's variables",
         lambda job, _: container(job)["env"].append({"name": "MY_API_KEY", "value": "abc"}),
     ),
+    (
+        "secrets",
+        "beside Ray",
+        lambda job, _: beside(job, env=[{"name": "MY_API_KEY", "value": "abc"}]),
+    ),
+    (
+        "secrets",
+        "before Ray",
+        lambda job, _: beside(job, "initContainers", env=[{"name": "PASSWORD", "value": "abc"}]),
+    ),
     ("dashboard", "without a token", lambda job, _: cluster(job).pop("authOptions")),
     (
         "dashboard",
@@ -363,6 +378,20 @@ MISTAKES: list[tuple[str, str, Break]] = [
         "secret-missing",
         "unknown",
         lambda job, _: pod(job)["volumes"].append({"name": "x", "secret": {"secretName": "x"}}),
+    ),
+    (
+        "secret-missing",
+        "unknown, of all variables",
+        lambda job, _: beside(job, envFrom=[{"secretRef": {"name": "x"}}]),
+    ),
+    (
+        "secret-missing",
+        "unknown, before Ray",
+        lambda job, _: beside(
+            job,
+            "initContainers",
+            env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "x", "key": "x"}}}],
+        ),
     ),
     ("privileges", "root", lambda job, _: pod(job)["securityContext"].pop("runAsNonRoot")),
     (
@@ -566,6 +595,14 @@ def test_a_rule_says_once_why() -> None:
     assert code == 1
     assert output.count("reaper: RayJob raywire: spec.rayClusterSpec") == 2
     assert output.count("why: ") == output.count("fix: ") == 1
+
+
+def test_a_secret_in_clear_is_told_with_its_container() -> None:
+    job, *rest = load("rayjob", "gpu")
+    beside(job, "initContainers", env=[{"name": "HF_TOKEN", "value": "abc"}])
+
+    [finding] = check([job, *rest])
+    assert finding.where.endswith("workerGroupSpecs[0] container other env")
 
 
 def test_fault_tolerance_of_old_is_let_be() -> None:

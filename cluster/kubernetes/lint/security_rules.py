@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from cluster.kubernetes import names
 from cluster.kubernetes.lint.findings import Mistake, Rule
-from cluster.kubernetes.lint.workload import Bundle, Document, Pod, Workload
+from cluster.kubernetes.lint.workload import Bundle, Document, Pod, Workload, in_clear
 
 _RAY_PORTS = (names.GCS_PORT, names.DASHBOARD_PORT, names.CLIENT_PORT)
 _ANYBODY = ("0.0.0.0/0", "::/0")
@@ -31,9 +31,11 @@ def _secrets(workload: Workload, _: Bundle) -> Iterator[Mistake]:
         if _SECRET_NAME.fullmatch(name) and value:
             yield Mistake("spec.runtimeEnvYAML", f"has {name} in clear")
     for pod in workload.pods:
-        for name, value in pod.environment.items():
-            if _SECRET_NAME.fullmatch(name) and value:
-                yield Mistake(f"{pod.place} env", f"has {name} in clear")
+        for container in pod.containers:
+            for name, value in in_clear(container).items():
+                if _SECRET_NAME.fullmatch(name) and value:
+                    whose = f"{pod.place} container {container.get('name')}"
+                    yield Mistake(f"{whose} env", f"has {name} in clear")
 
 
 def _dashboard(workload: Workload, bundle: Bundle) -> Iterator[Mistake]:

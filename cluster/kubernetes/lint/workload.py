@@ -67,7 +67,9 @@ class Pod:
 
     @property
     def containers(self) -> list[Document]:
-        return [each for each in self.spec.get("containers") or () if each]
+        """All of them, also those that run before the others."""
+        kinds = (self.spec.get(kind) or () for kind in ("containers", "initContainers"))
+        return [each for kind in kinds for each in kind if each]
 
     def resource(self, name: str) -> float | None:
         """What is asked: the request, or the limit where only that is given."""
@@ -98,21 +100,22 @@ class Pod:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with a value in clear."""
-        env = self.container.get("env") or ()
-        return {str(e["name"]): str(e["value"]) for e in env if "name" in e and "value" in e}
+        """Variables of Ray's container with a value in clear."""
+        return in_clear(self.container)
 
     @property
     def variables(self) -> set[str]:
-        """Names of all variables, wherever their values come from."""
+        """Names of all its variables, wherever their values come from."""
         return {str(each.get("name")) for each in self.container.get("env") or ()}
 
     @property
     def secrets(self) -> Iterator[str]:
         """Names of Secrets that must be there."""
         for container in self.containers:
-            for each in container.get("env") or ():
-                reference = _at(_at(each, "valueFrom"), "secretKeyRef")
+            sources = [_at(each, "valueFrom") for each in container.get("env") or ()]
+            references = [_at(each, "secretKeyRef") for each in sources]
+            references += [_at(each, "secretRef") for each in container.get("envFrom") or ()]
+            for reference in references:
                 if reference and not reference.get("optional"):
                     yield str(reference.get("name"))
         for volume in self.spec.get("volumes") or ():
@@ -282,6 +285,12 @@ class Bundle:
 
     def of_kind(self, kind: str) -> list[Document]:
         return [each for each in self.documents if each.get("kind") == kind]
+
+
+def in_clear(container: Document) -> dict[str, str]:
+    """Variables of a container with a value that everybody reads."""
+    env = container.get("env") or ()
+    return {str(e["name"]): str(e["value"]) for e in env if "name" in e and "value" in e}
 
 
 def _at(value: object, name: str) -> Mapping[str, Any]:
