@@ -5,7 +5,8 @@
        '-----leash-----> keeper: then kills them, and removes the cluster's folder
 
 The agents' titles do not say whose they are, but the files that they have open do: each cluster of
-our own has a folder of its own for logs and sockets. Used by `ray_session`.
+our own has a folder of its own for logs and sockets. The keeper leads a process group, since a
+SIGKILL may be for all of the command's, as with a shell's `kill -9 %1`. Used by `ray_session`.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ class RayKeeper:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._process = leash.start_module(__name__)
+        self._process = leash.start_module(__name__, leads_group=True)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n".encode())
         self._process.stdin.flush()

@@ -72,12 +72,15 @@ def run_module(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors or "")
 
 
-def start_module(module: str, **environment: str) -> "subprocess.Popen[bytes]":
+def start_module(
+    module: str, *, leads_group: bool = False, **environment: str
+) -> "subprocess.Popen[bytes]":
     """Start `python -m module`, with pipes to its standard input and output. Its standard error is
     dropped: what it has to say it answers.
 
     Args:
         module: of ours, by its full name. It ends when its standard input does.
+        leads_group: it has a process group of its own, and survives what kills ours as a whole.
         environment: variables that it gets beside ours.
     """
     return subprocess.Popen(
@@ -86,6 +89,7 @@ def start_module(module: str, **environment: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=_environment() | environment,
+        process_group=0 if leads_group else None,
     )
 
 

@@ -19,7 +19,7 @@ import os, signal, sys
 from pathlib import Path
 from cluster.ray_keeper import RayKeeper
 keeper = RayKeeper(Path(sys.argv[1]))
-os.kill(os.getpid(), signal.SIGKILL)
+getattr(os, sys.argv[2])(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -53,11 +53,17 @@ def test_nothing_remains_once_it_is_closed(folder: Path, user: "subprocess.Popen
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("kill", ["kill", "killpg"])
 def test_nothing_remains_of_a_command_that_was_killed(
-    folder: Path, user: "subprocess.Popen[bytes]"
+    kill: str, folder: Path, user: "subprocess.Popen[bytes]"
 ) -> None:
+    """Alone, or with all of its process group."""
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, str(folder)], cwd=ROOT, check=False, timeout=30
+        [sys.executable, "-c", COMMAND, str(folder), kill],
+        cwd=ROOT,
+        start_new_session=True,
+        check=False,
+        timeout=30,
     )
 
     assert done.returncode == -signal.SIGKILL

@@ -1,6 +1,5 @@
 """Servers whose engine cores are actors of a real Ray cluster on this machine."""
 
-import contextlib
 import os
 import re
 import signal
@@ -271,21 +270,21 @@ def test_a_stop_does_not_wait_for_a_cluster_that_has_gone() -> None:
             assert server.wait(25) in (0, 1)  # whether the stop or the death is seen first
 
 
-def test_a_killed_command_takes_its_cluster_with_it() -> None:
-    """All that is ours in it; of Ray's own what Ray ends."""
+@pytest.mark.parametrize("is_group_killed", [False, True], ids=["alone", "group"])
+def test_a_killed_command_takes_its_cluster_with_it(is_group_killed: bool) -> None:
+    """All that is ours in it and all that is Ray's, and the folder; also where the signal is for
+    the whole group, as with `kill -9 %1`."""
     with tempfile.TemporaryDirectory(prefix="rw-") as folder:
         env = {"RAY_ADDRESS": "local", "RAY_TMPDIR": folder}
         flags = (*TWO_RANKS, "--data-parallel-backend", "ray")
-        with running_server("scripted", *flags, env=env, may_leave_files=True) as server:
+        with running_server("scripted", *flags, env=env) as server:
             assert len(ours(server)) == 7
-            server.signal(signal.SIGKILL)
+            assert os.listdir(folder)
+            kill = os.killpg if is_group_killed else os.kill
+            kill(server.process.pid, signal.SIGKILL)
             server.wait()
-            wait_for(lambda: not ours(server), f"left: {ours(server)}", 10)
-            # Two agents of Ray's wait until the node's process has vanished: for ever, where
-            # process 1 does not reap.
-            for process in server.processes():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+            server.assert_gone(20)
+            assert not os.listdir(folder)
 
 
 def ours(server: Server) -> list[Process]:
