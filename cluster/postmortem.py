@@ -59,7 +59,10 @@ class Report:
 
     verdict: str
     causes: Sequence[str]
-    """The first one first. Several where the server has survived some."""
+    """Of its end, the first one first."""
+
+    survived: Sequence[str]
+    """First causes of losses that it has outlived, the first one first."""
 
     advice: Sequence[str]
     ends: Mapping[str, str]
@@ -145,29 +148,47 @@ def _printable(text: str) -> str:
 
 def examine(run: Run) -> Report:
     """Decide what came first. Pure."""
-    causes = _causes(run.logs)
     end = next((e for e in reversed(run.events) if e.get("event") == "end"), None)
-    if run.is_running:
-        verdict = "it is still running; this is what has happened so far"
-    elif end is None:
-        pid = run.about.get("pid")
-        killed = f"the command (pid {pid}) has ended without a word: it was killed{run.signs}"
-        # What its children saw of it is no cause of its own.
-        causes = [*(c for c in causes if not _PARENT_GONE.search(c)), killed]
-        verdict = "the command itself was killed"
-    elif end.get("exit_code") == 0:
-        verdict = "it was stopped in order, with exit code 0"
-    else:
-        verdict = f"it ended with exit code {end.get('exit_code')}"
-        if not causes and end.get("message"):
-            causes = [str(end["message"])]
+    verdict, untold = _verdict(run, end)
+    survived, causes = _part(run, end, untold)
     stacks = [log.name for log in run.logs if log.stacks.strip()]
+    to_mend = causes[:1] or survived[-1:]
     return Report(
         verdict=verdict,
         causes=causes,
-        advice=advise(causes[0], stacks) if causes else [],
+        survived=survived,
+        advice=advise(to_mend[0], stacks) if to_mend else [],
         ends=_ends(run.events),
     )
+
+
+def _verdict(run: Run, end: Mapping[str, Any] | None) -> tuple[str, str]:
+    """How it has ended, and of what, if no process has logged it."""
+    if run.is_running:
+        return "it is still running; this is what has happened so far", ""
+    if end is None:
+        who = f"the command (pid {run.about.get('pid')})"
+        cause = f"{who} has ended without a word: it was killed{run.signs}"
+        return "the command itself was killed", cause
+    if end.get("exit_code") == 0:
+        return "it was stopped in order, with exit code 0", ""
+    return f"it ended with exit code {end.get('exit_code')}", str(end.get("message") or "")
+
+
+def _part(run: Run, end: Mapping[str, Any] | None, untold: str) -> tuple[list[str], list[str]]:
+    """Losses that it has survived, and causes of its end."""
+    told = _causes(run.logs)
+    if end is None and not run.is_running:
+        # What its children saw of it is no cause of its own.
+        told = [cause for cause in told if not _PARENT_GONE.search(cause)]
+    replaces = _mapping(run.about.get("settings")).get("on_engine_death") == "replace"
+    if (end is not None and end.get("exit_code") == 0) or (run.is_running and replaces):
+        return told, []
+    if not replaces:
+        return [], [*told, untold] if untold and (end is None or not told) else told
+    if untold:
+        return [cause for cause in told if untold not in cause], [untold]
+    return told[:-1], told[-1:]  # all but the last have been made good
 
 
 def _causes(logs: Sequence[ProcessLog]) -> list[str]:
@@ -211,6 +232,9 @@ def render(run: Run, report: Report) -> str:
         sections.append(f"first cause\n  {first}")
         if later:
             sections.append("then\n" + "\n".join(f"  {cause}" for cause in later))
+    if report.survived:
+        sections.append("survived\n" + "\n".join(f"  {cause}" for cause in report.survived))
+    if report.advice:
         sections.append("what to do\n" + "\n".join(f"  {line}" for line in report.advice))
     seen = run.last_seen.get("engine_cores")
     if isinstance(seen, list) and seen:
@@ -230,6 +254,7 @@ def to_json(run: Run, report: Report) -> dict[str, Any]:
         "verdict": report.verdict,
         "is_running": run.is_running,
         "causes": list(report.causes),
+        "survived": list(report.survived),
         "advice": list(report.advice),
         "ends": dict(report.ends),
         "last_seen": dict(run.last_seen),

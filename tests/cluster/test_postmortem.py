@@ -88,6 +88,41 @@ def test_a_command_without_a_last_word_was_killed(tmp_path: Path) -> None:
     assert "ended without a word" in cause
 
 
+@pytest.mark.parametrize(
+    ("end", "survived", "causes"),
+    [
+        (None, ["a: SIGSEGV", "b: SIGBUS"], ["the command"]),
+        ((0, ""), ["a: SIGSEGV", "b: SIGBUS"], []),
+        ((1, ""), ["a: SIGSEGV"], ["b: SIGBUS"]),
+        ((2, "SIGBUS"), ["a: SIGSEGV"], ["SIGBUS"]),
+        ((2, "no such model"), ["a: SIGSEGV", "b: SIGBUS"], ["no such model"]),
+    ],
+    ids=["killed", "stopped", "died", "refused", "refused later"],
+)
+def test_what_was_survived_is_not_what_has_ended_it(
+    tmp_path: Path, end: tuple[int, str] | None, survived: list[str], causes: list[str]
+) -> None:
+    """Ranks are replaced until one is not, or something else comes. While the server lives, nothing
+    has ended it."""
+    settings = config(tmp_path, on_engine_death="replace")
+    with run_folder.kept_run(settings, "raywire", list):
+        for loss in ("a: SIGSEGV", "b: SIGBUS"):
+            logging.getLogger("test").error("first cause: %s", loss)
+        report = postmortem.examine(postmortem.read(only_run(tmp_path)))
+        assert (report.survived, report.causes) == (["a: SIGSEGV", "b: SIGBUS"], [])
+        assert report.advice
+        if end is not None:
+            run_folder.note_end(*end)
+
+    run = postmortem.read(only_run(tmp_path))
+    report = postmortem.examine(run)
+    assert report.survived == survived
+    assert [cause.partition(" (pid")[0] for cause in report.causes] == causes
+    text = postmortem.render(run, report)
+    assert "survived\n  a: SIGSEGV\n" in text
+    assert ("first cause\n" in text) == bool(causes)
+
+
 def test_a_stop_in_order_has_no_cause(tmp_path: Path) -> None:
     """Nothing has died."""
     with run_folder.kept_run(config(tmp_path), "APIServer_0", list):

@@ -84,3 +84,25 @@ def test_a_killed_process_is_named_afterwards(
         }
         assert {name: begun.get(name) for name in pids} == pids
         assert set(report["last_lines"]) >= set(pids)
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_replaced_has_ended_nothing(tmp_path: Path) -> None:
+    """Neither while the server lives nor after a stop: it is told as survived, and what to do about
+    it."""
+    cache_dir = tmp_path / "cache"
+    env = {"RAYWIRE_CACHE_DIR": str(cache_dir)}
+    flags = ("-dp", "2", "--on-engine-death", "replace")
+    with running_server("scripted", *flags, env=env) as server:
+        pid = pid_of(server, "EngineCore_DP1")
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for_log("engine core DP1 is back")
+        reports = [postmortem(cache_dir)]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+    for report in (*reports, postmortem(cache_dir)):
+        assert report["causes"] == []
+        [loss] = report["survived"]
+        assert loss.startswith(f"engine core EngineCore_DP1 pid={pid} ")
+        assert "SIGKILL" in report["advice"][0]
