@@ -14,11 +14,12 @@ and for trailers behind a body.
 """
 
 import asyncio
-import re
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -31,9 +32,6 @@ from api.connection_book import ConnectionBook
 from api.errors import Failure
 from api.front_door import FrontDoor
 from api.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
-
-_UPGRADE_LINE = re.compile(rb"(?<=\r\n)upgrade:[^\r\n]*\r\n", re.IGNORECASE)
-_HEAD_END = b"\r\n\r\n"
 
 
 def kept_in(book: ConnectionBook, door: FrontDoor) -> "type[BoundedConnection]":
@@ -48,8 +46,6 @@ class BoundedConnection(HttpToolsProtocol):
     door: FrontDoor
     _is_before_head = True
     _num_head_bytes = 0
-    _last_bytes = b""
-    """Of what came before: whether a line begins behind them, and whether a head ends there."""
     _head_deadline: asyncio.TimerHandle | None = None
     _send_deadline: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -74,11 +70,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_head_bytes += len(data)
-        given = data
-        if self._is_before_head and b"pgrade" in data:
-            data = _without_upgrade(self._last_bytes, given)
-        self._last_bytes = (self._last_bytes + given)[1 - len(_HEAD_END) :]
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
                 errors.request_failure(
@@ -87,6 +83,39 @@ class BoundedConnection(HttpToolsProtocol):
                     code="too_large",
                 )
             )
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn does, but for heads that offer another protocol: WebSocket, or HTTP/2, which
+        Java's client does with every request. A server may ignore the offer (RFC 9110, section
+        7.8). The parser takes what follows such a head for the other protocol's, and stops; so it
+        gets the head again, without the offer, and then the rest.
+        """
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                [num_parsed] = stop.args
+            if not self._is_offer():
+                raise httptools.HttpParserError("a tunnel")
+            rest = memoryview(rest)[num_parsed:]
+            self._begin_again(self._head_without_offer())
+
+    def _is_offer(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _begin_again(self, head: bytes) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.parser.feed_data(head)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(errors.request_failure(400, msg, code="bad_http"))
@@ -99,6 +128,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._start_head_deadline()
 
     def on_headers_complete(self) -> None:
+        if self._is_offer():
+            return
         self._is_before_head = False
         self._num_head_bytes = 0
         self._stop_head_deadline()
@@ -109,6 +140,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_offer():
+            return
         self._is_before_head = True
         self._num_head_bytes = 0
         super().on_message_complete()
@@ -312,25 +345,3 @@ class _Unchunked:
             await send(message)
 
         await self._app(scope, receive, send_unchunked)
-
-
-def _without_upgrade(before: bytes, data: bytes) -> bytes:
-    """Take the offer of another protocol out of a request's head: a server may ignore it (RFC 9110,
-    section 7.8), but the parser, told of one, drops the body. Java's HTTP client offers HTTP/2 with
-    every request.
-
-    Args:
-        before: what came last before `data`. Only where it shows that a line of the head begins
-            may one be taken out: bytes of a value or of a body are somebody's.
-        data: a piece of the head, and perhaps of what follows it.
-
-    NOTE: a line that comes in two pieces is not known.
-    """
-    whole = before + data
-    end = whole.find(_HEAD_END)
-    end = len(whole) if end < 0 else end + len(b"\r\n")
-    kept, begin = [], len(before)
-    for line in _UPGRADE_LINE.finditer(whole, begin, end):
-        kept.append(whole[begin : line.start()])
-        begin = line.end()
-    return b"".join([*kept, whole[begin:]])

@@ -111,17 +111,53 @@ def test_one_connection_too_many_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> 
         assert server.metric(ended) >= 1
 
 
-def test_an_offer_of_http_2_is_ignored(server: HttpServer) -> None:
-    """Java's client makes one with every request; the body counts all the same."""
-    body = b'{"model": "m", "prompt": "abc", "max_tokens": 1}'
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nconnection: Upgrade, HTTP2-Settings, close\r\n"
-        b"upgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n"
-    )
+OFFERS = {
+    "Java's": [b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c"],
+    "curl's": [b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c"],
+    "a browser's": [b"Connection: keep-alive, Upgrade", b"Upgrade: websocket"],
+    "in capitals": [b"CONNECTION:UPGRADE", b"UPGRADE:H2C"],
+    "the other way round": [b"upgrade: h2c", b"connection: upgrade"],
+    "of several": [b"connection: upgrade", b"upgrade: h2c , TLS/1.0", b"uPGRADE: websocket"],
+}
+PROMPT = b'{"model": "m", "prompt": "%b", "max_tokens": 1}'
+
+
+def offering(offer: list[bytes], body: bytes, *lines: bytes) -> bytes:
+    head = [b"POST /v1/completions HTTP/1.1", *offer, b"http2-settings: AAEAAEAAAAIAAAAA", *lines]
+    length = b"content-length: %d" % len(body)
+    return b"\r\n".join([*head, b"content-type: application/json", length, b"", body])
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS.keys())
+def test_an_offer_of_another_protocol_is_ignored(server: HttpServer, offer: list[bytes]) -> None:
+    """The first request of a connection has its answer, body and all, and so have a later one and
+    one right behind another."""
+    prompts = [b"a" * num for num in (1, 2, 3, 4)]
+    first, second, third, last = (PROMPT % prompt for prompt in prompts)
     with connect(server) as client:
-        client.sendall(head % len(body) + body)
-        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+        client.sendall(offering(offer, first))
+        answers = client.recv(1 << 16)
+        client.sendall(offering(offer, second) + offering(offer, third))
+        client.sendall(offering([], last, b"connection: close"))
+        answers += read_all(client)
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * 4
+    counts = re.findall(rb'"prompt_tokens":(\d+)', answers)
+    assert counts == [b"%d" % len(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [(b"/v1/models", b"200"), (b"/ws", b"404"), (b"/v1/completions", b"405")]
+)
+def test_who_would_rather_have_a_web_socket_gets_the_page(
+    server: HttpServer, path: bytes, status: bytes
+) -> None:
+    """Or hears that there is none, and may go on with the connection."""
+    offer = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(b"GET %b HTTP/1.1\r\n" % path + offer)
+        client.sendall(b"GET /live HTTP/1.1\r\nconnection: close\r\n\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+)", read_all(client)) == [status, b"200"]
 
 
 STREAM = b'{"model": "m", "prompt": "abc", "max_tokens": 900, "stream": true}'

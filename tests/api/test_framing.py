@@ -54,6 +54,7 @@ REFUSED = {
     "a path that is no ASCII": b"GET /v1/models/\xff HTTP/1.1\r\nhost: x\r\n\r\n",
     "HTTP/2 at once": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel to a page": b"CONNECT http://a/b HTTP/1.1\r\nhost: x\r\n\r\n",
 }
 
 
@@ -71,6 +72,39 @@ def test_what_can_be_read_in_two_ways_is_refused(server: HttpServer, request_: b
 
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
     assert b'"code":"bad_http"' in answer
+
+
+OFFER = [b"connection: upgrade", b"upgrade: h2c"]
+
+
+@pytest.mark.row("S-37")
+@pytest.mark.parametrize("framing", [(CL, TE), (TE, CL), (CL, CL), (b"transfer-encoding: gzip",)])
+def test_an_offer_of_another_protocol_changes_no_framing(
+    server: HttpServer, framing: tuple[bytes, ...]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(post(*OFFER, *framing))
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
+    assert b'"code":"bad_http"' in answer
+
+
+@pytest.mark.row("S-37")
+@pytest.mark.parametrize(
+    ("framing", "body"), [(CL, BODY), (TE, CHUNKED)], ids=["a length", "chunks"]
+)
+def test_an_offer_of_another_protocol_may_come_in_pieces(
+    server: HttpServer, framing: bytes, body: bytes
+) -> None:
+    """Cut within its line, or in the end of the head; the body is all there."""
+    request = post(*OFFER, framing, body=body)
+    line, end = request.index(OFFER[1]), request.index(b"\r\n\r\n")
+    for cut in (line, line + 2, line + 7, line + 8, line + 12, line + 13, *range(end, end + 6)):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            send_in_pieces(server, client, request[:cut], request[cut:])
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), (cut, answer)
 
 
 LOOKS_LIKE_AN_OFFER = b"upgrade: h2c\r\n"
