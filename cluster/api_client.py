@@ -8,11 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from cluster.server_url import server_url
 from engine.errors import ConfigError, ServerError
 
 _CONNECT_S = 10.0
@@ -33,7 +33,7 @@ class ApiClient:
     """Connections to one server.
 
     Args:
-        base_url: with or without `/v1` at its end.
+        base_url: as `server_url` takes it, with or without `/v1` at its end.
         api_key: sent as a bearer token.
         max_connections: at a time.
 
@@ -44,7 +44,7 @@ class ApiClient:
     def __init__(
         self, base_url: str, api_key: str | None = None, max_connections: int = 100
     ) -> None:
-        self.base_url = _without_version(base_url)
+        self.base_url = server_url(base_url).removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # An answer takes as long as it takes: there may be a queue before it.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
@@ -172,17 +172,6 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # without the address, which aiohttp says too
     return str(error) or type(error).__name__
-
-
-def _without_version(base_url: str) -> str:
-    try:
-        url = urlsplit(base_url)
-        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise ConfigError(f"{base_url} is no URL such as http://127.0.0.1:8000")
-    return base_url.rstrip("/").removesuffix("/v1")
 
 
 # ------------------------------------------------------------------------------------ the answers

@@ -21,7 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
-from engine.errors import ConfigError
+from cluster.server_url import server_url
 
 _MAX_ERROR_BYTES = 500
 
@@ -38,13 +38,11 @@ class Endpoint:
 
     @classmethod
     def parse(cls, base_url: str, path: str, headers: Mapping[str, str]) -> "Endpoint":
-        """Raises ConfigError unless `base_url` is one of HTTP."""
-        url = urlsplit(base_url)
-        if url.scheme not in ("http", "https") or url.hostname is None:
-            raise ConfigError(f"{base_url} is no URL such as http://127.0.0.1:8000")
+        """Raises ConfigError unless `base_url` is one of HTTP, as `server_url` takes it."""
+        url = urlsplit(server_url(base_url))
         is_tls = url.scheme == "https"
         port = url.port or (443 if is_tls else 80)
-        return cls(url.hostname, port, url.path.rstrip("/") + path, is_tls, headers)
+        return cls(str(url.hostname), port, url.path + path, is_tls, headers)
 
     def request(self, body: Mapping[str, Any]) -> bytes:
         content = json.dumps(body).encode()

@@ -25,6 +25,7 @@ from cluster.bench.workload import (
     read_dataset,
     take,
 )
+from cluster.server_url import server_url
 from engine.errors import ConfigError
 
 _CHAT = "/v1/chat/completions"
@@ -59,7 +60,7 @@ class ServeSettings:
 
     @property
     def url(self) -> str:
-        return self.base_url or f"http://{self.host}:{self.port}"
+        return server_url(self.base_url or f"http://{self.host}:{self.port}")
 
 
 def measure_serve(settings: ServeSettings) -> Results:
@@ -165,7 +166,7 @@ def _headers(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _first_model(url: str, headers: dict[str, str]) -> str:
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=headers)
+    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     # No proxy: what is measured is the server.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -11,6 +11,7 @@ import msgspec
 from api.chaos import PAUSE_S
 from cluster.api_client import error_message, reason
 from cluster.chaos.plan import Fault
+from cluster.server_url import server_url
 from engine.errors import ConfigError
 
 _POLL_S = 0.1
@@ -48,7 +49,7 @@ def run_chaos(url: str, admin_key: str | None, plan: Sequence[Fault], patience_s
     Raises:
         ConfigError: there is no such server, or it lets nobody break it.
     """
-    return asyncio.run(_run(url.rstrip("/").removesuffix("/v1"), admin_key, plan, patience_s))
+    return asyncio.run(_run(server_url(url).removesuffix("/v1"), admin_key, plan, patience_s))
 
 
 async def _run(url: str, admin_key: str | None, plan: Sequence[Fault], patience_s: float) -> bool:

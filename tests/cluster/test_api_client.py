@@ -45,15 +45,6 @@ def test_a_url_may_end_in_its_version(ending: str) -> None:
         assert ask(url, ApiClient.is_ready)
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port", "http://[x", ""]
-)
-def test_what_is_no_url_is_a_mistake(url: str) -> None:
-    """Before anything is sent."""
-    with pytest.raises(ConfigError, match="no URL such as"):
-        ask(url, ApiClient.first_model)
-
-
 def test_no_server_is_a_mistake_that_says_what_to_do() -> None:
     """In one line, with the address and the reason."""
     with pytest.raises(ConfigError) as caught:

@@ -135,6 +135,7 @@ def test_requests_are_sent_when_they_arrive() -> None:
         ("http://host:9000", ("host", 9000, "/v1/completions", False)),
         ("https://host/prefix/", ("host", 443, "/prefix/v1/completions", True)),
         ("http://[::1]", ("::1", 80, "/v1/completions", False)),
+        ("host:8000", ("host", 8000, "/v1/completions", False)),
     ],
 )
 def test_a_base_url_may_have_a_prefix(url: str, expected: tuple[str, int, str, bool]) -> None:
@@ -144,7 +145,7 @@ def test_a_base_url_may_have_a_prefix(url: str, expected: tuple[str, int, str, b
     assert (endpoint.host, endpoint.port, endpoint.path, endpoint.is_tls) == expected
 
 
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://"])
+@pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://"])
 def test_other_urls_are_refused(url: str) -> None:
     """In a line that shows one that works."""
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:8000"):
