@@ -14,13 +14,15 @@ from workers.forward_context import BatchLayout
 from workers.kv_cache import LayerKV
 from workers.token_choice import GROUP, Depth, Floats, Ints
 
-_DOT, _FLOAT, _INT8 = 0, 1, 2
+_DOT, _FLOAT, _INT8, _MATRIX = 0, 1, 2, 3
+_NAMES = {_DOT: "bf16-dot", _FLOAT: "float", _MATRIX: "bf16-matrix"}
 _BLOCK = 16
 _BINS = 4096
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "silu": 2}
 
 _SIGNATURES = {
     "raywire_has_dot": (),
+    "raywire_has_matrix": (),
     "raywire_pack": (c_void_p, c_int64, c_int64, c_int),
     "raywire_linear": (*[c_void_p] * 4, *[c_int64] * 3, *[c_int] * 4),
     "raywire_rows": (*[c_void_p] * 3, c_int64, c_int64, c_int),
@@ -75,11 +77,12 @@ class Kernels:
         self._layers_memory.restype = c_int64
         self._num_threads = num_threads
         self._has_dot = bool(library.raywire_has_dot())
-        self._arithmetic = self._faster_arithmetic()
+        self._has_matrix = bool(library.raywire_has_matrix())
+        self._arithmetic = self._fastest_arithmetic()
 
     @property
     def arithmetic(self) -> str:
-        return "bf16-dot" if self._arithmetic == _DOT else "float"
+        return _NAMES[self._arithmetic]
 
     def pack(self, weight: Tensor) -> None:
         """Bring a weight `[outputs, inputs]`, a multiple of 16 and an even number, into the order
@@ -326,13 +329,13 @@ class Kernels:
             *(self._arithmetic, self._num_threads),
         )
 
-    def _faster_arithmetic(self) -> int:
-        """Time both on a small layer: on some processors the dot is the slower one."""
+    def _fastest_arithmetic(self) -> int:
+        """Time what this processor has on a small layer: on some the dot is slower than floats."""
         if not self._has_dot:
             return _FLOAT
         weight = torch.zeros(1024, 512, dtype=torch.bfloat16)
         x, out = weight[:24], torch.empty(24, 1024, dtype=torch.bfloat16)
-        took = {_DOT: float("inf"), _FLOAT: float("inf")}
+        took = dict.fromkeys((_DOT, _FLOAT, *[_MATRIX] * self._has_matrix), float("inf"))
         for _ in range(5):
             for self._arithmetic in took:
                 began = time.thread_time()

@@ -7,10 +7,12 @@ import os
 import pytest
 
 from cluster import environment
-from workers import native_build
+from workers import native, native_build
 from workers.linear import NativeLinear
 
 KERNELS_FOR = "KERNELS_FOR"
+
+ARITHMETICS = ("float", "bf16-dot", "bf16-matrix")
 
 
 def cache_dir() -> str:
@@ -26,3 +28,13 @@ def backend(num_threads: int = 2) -> NativeLinear:
     if kernels is None:
         pytest.skip("no C++ compiler, or no AVX2: there are no kernels here")
     return NativeLinear(kernels)
+
+
+def use_arithmetic(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the kernels multiply in this way; skips the test where the processor has no such."""
+    kernels = backend().kernels
+    has = {"float": True, "bf16-dot": kernels._has_dot, "bf16-matrix": kernels._has_matrix}
+    if not has[name]:
+        pytest.skip(f"this processor has no {name}")
+    (arithmetic,) = (key for key, called in native._NAMES.items() if called == name)
+    monkeypatch.setattr(kernels, "_arithmetic", arithmetic)

@@ -126,18 +126,16 @@ def batches(draw: st.DrawFn) -> Batch:
     query_lens = [min(draw(few_or_many), seq_len) for seq_len in seq_lens]
     num_kv_heads = draw(st.sampled_from([1, 2]))
     num_heads = num_kv_heads * draw(st.integers(1, 5))
-    head_dim = draw(st.sampled_from([16, 48, 64]))
+    head_dim = draw(st.sampled_from([16, 48, 64, 96]))
     return make_batch(query_lens, seq_lens, num_heads, num_kv_heads, torch.bfloat16, head_dim)
 
 
-@pytest.mark.parametrize("arithmetic", [0, 1], ids=["dot", "float"])
-def test_native_equals_reference(arithmetic: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arithmetic", built_kernels.ARITHMETICS)
+def test_native_equals_reference(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random batches and all that a call can ask for, within the rounding of the result and, under
     the dot, of the weights."""
     kernels = built_kernels.backend().kernels
-    if arithmetic == 0 and not kernels._has_dot:
-        pytest.skip("this processor does not multiply pairs of bfloat16")
-    monkeypatch.setattr(kernels, "_arithmetic", arithmetic)
+    built_kernels.use_arithmetic(monkeypatch, arithmetic)
 
     @given(
         batch=batches(),

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from engine.errors import ConfigError
-from tests.helpers.built_kernels import backend, cache_dir
+from tests.helpers.built_kernels import ARITHMETICS, backend, cache_dir, use_arithmetic
 from workers import native_build
 from workers.linear import BLOCK, PackedEmbedding, choose, unpack
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
-ARITHMETICS = (0, 1)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -31,13 +30,10 @@ def assert_close(ours: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-4)
 
 
-@pytest.fixture(params=ARITHMETICS, ids=("dot", "float"))
+@pytest.fixture(params=ARITHMETICS)
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way of multiplying, whichever is the faster here."""
-    kernels = backend().kernels
-    if request.param == 0 and not kernels._has_dot:
-        pytest.skip("this processor does not multiply pairs of bfloat16")
-    monkeypatch.setattr(kernels, "_arithmetic", request.param)
+    """Each way of multiplying, whichever is the fastest here."""
+    use_arithmetic(monkeypatch, request.param)
 
 
 @pytest.mark.usefixtures("arithmetic")
@@ -47,7 +43,7 @@ def test_any_shape_gives_what_torch_gives() -> None:
     @given(
         rows=st.integers(1, 40),
         outputs=st.integers(1, 100),
-        inputs=st.integers(1, 60).map(lambda n: 2 * n),
+        inputs=st.one_of(st.integers(1, 60).map(lambda n: 2 * n), st.sampled_from([32, 64, 96])),
         has_bias=st.booleans(),
         dtype=st.sampled_from([BF16, torch.float32]),
     )

@@ -21,6 +21,7 @@
 #include "bf16.h"
 #include "decode.h"
 #include "exports.h"
+#include "matrix.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -67,10 +68,10 @@ void pack_values(
 
 template <int ARITHMETIC>
 void pack_weights(const float* weights, void* tile, int r, int num_rows) {
-    if constexpr (ARITHMETIC == DOT) {
+    if constexpr (ARITHMETIC != FLOAT) {
         bf16 rounded[TILE];
         for (int k = 0; k < TILE; k += LANES) store_bf16(rounded + k, load<Floats>(weights + k));
-        pack_row<DOT>(rounded, tile, r, num_rows, TILE);
+        pack_row<ARITHMETIC>(rounded, tile, r, num_rows, TILE);
     } else {
         for (int k = 0; k < TILE; ++k)
             static_cast<float*>(tile)[k * num_rows + r] = weights[k];
@@ -88,21 +89,24 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
     const int64_t num_rows = item.num_tokens * group;
 
     // sums, scores, packed queries, packed weights, packed keys, packed values
-    memory.assign(num_rows * (2 * size + 2 * TILE) + TILE * size, 0.0f);
+    const int64_t room = rows_with_room<ARITHMETIC>(num_rows);
+    memory.assign((num_rows + room) * (size + TILE) + TILE * size, 0.0f);
     float *sums = memory.data(), *scores = sums + num_rows * size;
     char* queries = reinterpret_cast<char*>(scores + num_rows * TILE);
-    char* weights = queries + num_rows * size * sizeof(float);
-    bf16* keys = reinterpret_cast<bf16*>(weights + num_rows * TILE * sizeof(float));
+    char* weights = queries + room * size * sizeof(float);
+    bf16* keys = reinterpret_cast<bf16*>(weights + room * TILE * sizeof(float));
     bf16* values = keys + TILE * size;
     std::vector<Row> rows(num_rows);
     const int64_t query_bytes = row_bytes<ARITHMETIC>(size);
     const int64_t weight_bytes = row_bytes<ARITHMETIC>(TILE);
-    auto rows_of = [&](int64_t tile) { return int(std::min<int64_t>(ROWS, num_rows - tile)); };
+    constexpr int64_t most = MOST_ROWS<ARITHMETIC>;
+    auto rows_of = [&](int64_t tile) { return int(std::min(most, num_rows - tile)); };
+    [[maybe_unused]] const Registers<ARITHMETIC> registers;
 
     for (int64_t r = 0; r < num_rows; ++r) {
         const int64_t head = item.kv_head * group + r % group;
         const int64_t token = first_query + item.first_token + r / group;
-        const int64_t tile = r / ROWS * ROWS;
+        const int64_t tile = r / most * most;
         rows[r] = start(call, head);
         pack_row<ARITHMETIC>(
             call.query + token * call.query_stride + head * size, queries + tile * query_bytes,
@@ -114,29 +118,30 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
         const int64_t count = std::min<int64_t>(TILE, last_place + 1 - position);
         pack_keys(call, item, position, count, keys);
         pack_values(call, item, position, count, values);
-        for (int64_t tile = 0; tile < num_rows; tile += ROWS) {
-            with_rows(rows_of(tile), [&]<int R>() {
+        for (int64_t tile = 0; tile < num_rows; tile += most) {
+            with_rows<ARITHMETIC>(rows_of(tile), [&]<int R>() {
+                const int present = ARITHMETIC == MATRIX ? rows_of(tile) : R;
                 for (int64_t k = 0; k < TILE; k += 2 * BLOCK) {
                     Floats found[R][2 * PARTS];
-                    multiply<ARITHMETIC, R, 2>(
+                    product<ARITHMETIC, R, 2>(
                         queries + tile * query_bytes, keys + k * size, size, found);
-                    for (int r = 0; r < R; ++r)
+                    for (int r = 0; r < present; ++r)
                         memcpy(scores + (tile + r) * TILE + k, found[r], sizeof found[r]);
                 }
                 float factors[R];
-                for (int r = 0; r < R; ++r) {
+                for (int r = 0; r < present; ++r) {
                     const int64_t place = first_place + (tile + r) / group;
                     float* row = scores + (tile + r) * TILE;
                     factors[r] = soften<TILE>(
                         call, row, first_key(call, place, position), place + 1 - position,
                         rows[tile + r]);
-                    pack_weights<ARITHMETIC>(row, weights + tile * weight_bytes, r, R);
+                    pack_weights<ARITHMETIC>(row, weights + tile * weight_bytes, r, present);
                 }
                 auto add = [&]<int B>(int64_t d) {
                     Floats found[R][B * PARTS];
-                    multiply<ARITHMETIC, R, B>(
+                    product<ARITHMETIC, R, B>(
                         weights + tile * weight_bytes, values + d * TILE, TILE, found);
-                    for (int r = 0; r < R; ++r)
+                    for (int r = 0; r < present; ++r)
                         for (int v = 0; v < B * PARTS; ++v) {
                             float* to = sums + (tile + r) * size + d + v * LANES;
                             Floats sum = load<Floats>(to) * factors[r] + found[r][v];
@@ -192,7 +197,7 @@ void run(const Call& call, int num_threads) {
         if (index < num_items)
             attend_many<ARITHMETIC>(call, work.items[index], memory);
         else
-            attend_stretch<ARITHMETIC>(
+            attend_stretch<ARITHMETIC == MATRIX ? DOT : ARITHMETIC>(
                 call, work.decodes.stretches[index - num_items], memory, parts);
     });
     const int64_t num_cuts = int64_t(work.decodes.cuts.size());
@@ -227,8 +232,11 @@ void raywire_attention(
                     query_start, seq_lens,   num_reqs,     num_heads,    num_kv_heads,
                     size,        query_stride, block_size, table_stride, scale,
                     window,      softcap,    sinks};
+#ifdef RAYWIRE_MATRIX
+    if (arithmetic == MATRIX && size % DEEP == 0) return run<MATRIX>(call, num_threads);
+#endif
 #ifdef __AVX512BF16__
-    if (arithmetic == DOT) return run<DOT>(call, num_threads);
+    if (arithmetic == DOT || arithmetic == MATRIX) return run<DOT>(call, num_threads);
 #endif
     run<FLOAT>(call, num_threads);
 }

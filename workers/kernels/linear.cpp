@@ -4,20 +4,27 @@
 // bound by memory, N · K · 2 bytes. With many rows it is bound by arithmetic, 2 · M · N · K. So
 // weights are laid out to be read in order, once, and in the shape that the arithmetic wants.
 //
-// The layout of W, and the two kinds of arithmetic over it, are in `tiles.h`; those of 8-bit integers
-// in `int8.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
+// The layout of W, and the two kinds of arithmetic over it that every processor has, are in `tiles.h`;
+// matrix registers in `matrix.h`, 8-bit integers in `int8.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
 // is done in place, without a second copy of the model.
 //
 // Threads take chunks of blocks as they get to run (`threads.h`).
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <type_traits>
 
 #include "bf16.h"
 #include "exports.h"
 #include "int8.h"
+#include "matrix.h"
 #include "threads.h"
 #include "tiles.h"
+
+#ifdef RAYWIRE_MATRIX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -26,7 +33,9 @@ enum Activation { NONE = 0, GELU_TANH = 1, SILU = 2 };
 constexpr int64_t PANEL_BYTES = 512 << 10;  // of x, read again for every block: stays in the L2
 
 struct Call {
-    const void* x;  // packed: see pack_row
+    const bf16* x;
+    const char* packed;    // rows of x from `first_packed` on: see pack_row
+    int64_t first_packed;
     const char* weight;
     const bf16* bias;
     void* out;  // bf16, or float if is_float
@@ -59,18 +68,26 @@ void finish_row(const Call& call, Floats (&sums)[B * PARTS], int64_t row, int64_
         for (int v = 0; v < B * PARTS; ++v) sums[v] += load_bf16(call.bias + first + v * LANES);
     const int64_t at = row * call.out_stride() + first;
     const int64_t count = std::min<int64_t>(call.num_outputs - first, B * BLOCK);
-    if (call.is_float) {
-        memcpy(static_cast<float*>(call.out) + at, sums, count * sizeof(float));
-        return;
-    }
-    bf16 rounded[B * BLOCK];
-    for (int v = 0; v < B * PARTS; ++v) store_bf16(rounded + v * LANES, sums[v]);
-    memcpy(static_cast<bf16*>(call.out) + at, rounded, count * sizeof(bf16));
+    const auto write = [&](auto* out, const auto& store) {
+        if (count == B * BLOCK) {
+            for (int v = 0; v < B * PARTS; ++v) store(out + v * LANES, sums[v]);
+            return;
+        }
+        std::remove_reference_t<decltype(*out)> last[B * BLOCK];
+        for (int v = 0; v < B * PARTS; ++v) store(last + v * LANES, sums[v]);
+        std::copy_n(last, count, out);
+    };
+    if (call.is_float)
+        write(static_cast<float*>(call.out) + at, store);
+    else
+        write(static_cast<bf16*>(call.out) + at, store_bf16);
 }
 
-template <int R, int B>
-void finish(const Call& call, Floats (&sums)[R][B * PARTS], int64_t row, int64_t block) {
-    for (int r = 0; r < R; ++r) {
+template <int ARITHMETIC, int R, int B>
+void finish(
+    const Call& call, Floats (&sums)[R][B * PARTS], int64_t row, int num_rows, int64_t block) {
+    const int present = ARITHMETIC == MATRIX ? num_rows : R;
+    for (int r = 0; r < present; ++r) {
         if constexpr (B == 2) {
             if (call.activation != NONE) {
                 bf16* out = static_cast<bf16*>(call.out) + (row + r) * call.out_stride();
@@ -90,16 +107,17 @@ constexpr int64_t block_bytes(int64_t num_inputs) {
 }
 
 template <int ARITHMETIC, int R, int B>
-void tile(const Call& call, int64_t row, int64_t block) {
+void tile(const Call& call, int64_t row, int num_rows, int64_t block) {
     const int64_t num_inputs = call.num_inputs;
-    const char* x = static_cast<const char*>(call.x) + row * row_bytes<ARITHMETIC>(num_inputs);
+    const void* x = call.packed + (row - call.first_packed) * row_bytes<ARITHMETIC>(num_inputs);
+    if (row < call.first_packed) x = call.x + row * num_inputs;
     const char* weight = call.weight + block * block_bytes<ARITHMETIC>(num_inputs);
     Floats sums[R][B * PARTS];
     if constexpr (ARITHMETIC == INT8)
         int8_multiply<R, B>(x, reinterpret_cast<const int8_t*>(weight), num_inputs, sums);
     else
-        multiply<ARITHMETIC, R, B>(x, reinterpret_cast<const bf16*>(weight), num_inputs, sums);
-    finish<R, B>(call, sums, row, block);
+        product<ARITHMETIC, R, B>(x, reinterpret_cast<const bf16*>(weight), num_inputs, sums);
+    finish<ARITHMETIC, R, B>(call, sums, row, num_rows, block);
 }
 
 // Memory for packed rows, kept between calls of a thread.
@@ -114,21 +132,32 @@ void* scratch(size_t bytes) {
     return memory.get();
 }
 
+// Bring x into the layout of the arithmetic. Matrix registers take full tiles as they are.
 template <int ARITHMETIC>
-void run(Call call, const bf16* x, int num_threads) {
-    const int64_t num_rows = call.num_rows, num_inputs = call.num_inputs;
-    const int64_t bytes = row_bytes<ARITHMETIC>(num_inputs);
-    char* packed = static_cast<char*>(scratch(num_rows * bytes));
-    call.x = packed;
-    const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
+void pack_rows(Call& call, int num_threads) {
+    constexpr int64_t most = MOST_ROWS<ARITHMETIC>;
+    const int64_t bytes = row_bytes<ARITHMETIC>(call.num_inputs);
+    call.first_packed = ARITHMETIC == MATRIX ? call.num_rows / most * most : 0;
+    const int64_t count = call.num_rows - call.first_packed;
+    char* packed = static_cast<char*>(scratch(rows_with_room<ARITHMETIC>(count) * bytes));
+    call.packed = packed;
+    const int64_t num_tiles = (count + most - 1) / most;
     raywire::parallel_for(num_tiles, num_tiles > 4 ? num_threads : 1, [&](int64_t t) {
-        const int rows = int(std::min<int64_t>(ROWS, num_rows - t * ROWS));
+        const int64_t first = t * most;
+        const int rows = int(std::min(most, count - first));
+        const bf16* x = call.x + (call.first_packed + first) * call.num_inputs;
         for (int r = 0; r < rows; ++r)
             pack_row<ARITHMETIC>(
-                x + (t * ROWS + r) * num_inputs, packed + t * ROWS * bytes, r, rows, num_inputs);
+                x + r * call.num_inputs, packed + first * bytes, r, rows, call.num_inputs);
     });
+}
 
-    const int64_t panel = std::max<int64_t>(1, PANEL_BYTES / (ROWS * bytes)) * ROWS;
+template <int ARITHMETIC>
+void run(Call call, int num_threads) {
+    pack_rows<ARITHMETIC>(call, num_threads);
+    constexpr int64_t most = MOST_ROWS<ARITHMETIC>;
+    const int64_t num_rows = call.num_rows, bytes = row_bytes<ARITHMETIC>(call.num_inputs);
+    const int64_t panel = std::max<int64_t>(1, PANEL_BYTES / (most * bytes)) * most;
     const int64_t num_panels = (num_rows + panel - 1) / panel;
     const int64_t num_blocks = call.num_blocks(), num_pairs = (num_blocks + 1) / 2;
     const int64_t chunk = std::clamp<int64_t>(num_pairs / (8 * num_threads), 1, 64);
@@ -138,14 +167,15 @@ void run(Call call, const bf16* x, int num_threads) {
         const int64_t last_row = std::min(num_rows, first_row + panel);
         const int64_t first_pair = item % num_chunks * chunk;
         const int64_t last_pair = std::min(num_pairs, first_pair + chunk);
+        [[maybe_unused]] const Registers<ARITHMETIC> registers;
         for (int64_t pair = first_pair; pair < last_pair; ++pair) {
-            for (int64_t row = first_row; row < last_row; row += ROWS) {
-                const int rows = int(std::min<int64_t>(ROWS, last_row - row));
-                with_rows(rows, [&]<int R>() {
+            for (int64_t row = first_row; row < last_row; row += most) {
+                const int rows = int(std::min<int64_t>(most, last_row - row));
+                with_rows<ARITHMETIC>(rows, [&]<int R>() {
                     if (2 * pair + 1 < num_blocks)
-                        tile<ARITHMETIC, R, 2>(call, row, 2 * pair);
+                        tile<ARITHMETIC, R, 2>(call, row, rows, 2 * pair);
                     else
-                        tile<ARITHMETIC, R, 1>(call, row, 2 * pair);
+                        tile<ARITHMETIC, R, 1>(call, row, rows, 2 * pair);
                 });
             }
         }
@@ -160,6 +190,16 @@ extern "C" {
 int raywire_has_dot() {
 #ifdef __AVX512BF16__
     return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether it has matrix registers as well, and the system lets this process use them.
+int raywire_has_matrix() {
+#ifdef RAYWIRE_MATRIX
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 #else
     return 0;
 #endif
@@ -187,13 +227,16 @@ void raywire_linear(
     int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
     int num_threads) {
     const auto* bytes = static_cast<const char*>(weight);
-    Call call{nullptr,     bytes,      bias,       out,          num_rows,
-              num_outputs, num_inputs, activation, is_float != 0};
-#ifdef __AVX512BF16__
-    if (arithmetic == DOT) return run<DOT>(call, x, num_threads);
+    const Call call{x,        nullptr,     0,          bytes,      bias,         out,
+                    num_rows, num_outputs, num_inputs, activation, is_float != 0};
+#ifdef RAYWIRE_MATRIX
+    if (arithmetic == MATRIX && num_inputs % DEEP == 0) return run<MATRIX>(call, num_threads);
 #endif
-    if (arithmetic == INT8) return run<INT8>(call, x, num_threads);
-    run<FLOAT>(call, x, num_threads);
+#ifdef __AVX512BF16__
+    if (arithmetic == DOT || arithmetic == MATRIX) return run<DOT>(call, num_threads);
+#endif
+    if (arithmetic == INT8) return run<INT8>(call, num_threads);
+    run<FLOAT>(call, num_threads);
 }
 
 // Rows of W, out of its packed layout: an embedding that shares its weight with the head.

@@ -10,8 +10,9 @@
 //     dot    one instruction multiplies pairs of bfloat16 and adds to 16 floats (AVX-512 BF16)
 //     float  word << 16 and word & 0xffff0000 *are* the floats of k and k+1; then two multiply-adds
 //
-// Which of them is faster depends on the processor: the dot does twice as much at the same rate on
-// AMD's Zen 4, half the rate on some of Intel's. `native.py` times them.
+// and those of `matrix.h` and `int8.h` beside them. Which is fastest depends on the processor: the dot
+// does twice as much as the floats at the same rate on AMD's Zen 4, at half the rate on some of
+// Intel's. `native.py` times them.
 //
 // Layout of x. Up to ROWS rows make a tile, in which the values of all rows for one k (float) or
 // one pair of k (dot) lie side by side. Each result is a single sum over k in order, however many
@@ -26,7 +27,7 @@
 
 namespace {
 
-enum Arithmetic { DOT = 0, FLOAT = 1, INT8 = 2 };
+enum Arithmetic { DOT = 0, FLOAT = 1, INT8 = 2, MATRIX = 3 };
 
 constexpr int BLOCK = 16;             // outputs
 constexpr int PARTS = BLOCK / LANES;  // vectors of sums, for a row and a block
@@ -110,19 +111,30 @@ inline void multiply(
     }
 }
 
-// Call `body.operator()<R>()` with R = num_rows, at most ROWS.
-template <int R = ROWS, typename Body>
+// Rows of a tile of x, at most.
+template <int ARITHMETIC>
+constexpr int MOST_ROWS = ARITHMETIC == MATRIX ? 32 : ROWS;
+
+// So many rows have room in a tile of `num_rows`.
+template <int ARITHMETIC>
+constexpr int64_t rows_with_room(int64_t num_rows) {
+    return ARITHMETIC == MATRIX ? (num_rows + 15) / 16 * 16 : num_rows;
+}
+
+// Call `body.operator()<R>()` with R, at most MOST_ROWS, the rows that the tile has room for.
+template <int ARITHMETIC, int R = MOST_ROWS<ARITHMETIC>, typename Body>
 inline void with_rows(int num_rows, const Body& body) {
-    if (num_rows == R)
+    constexpr int STEP = ARITHMETIC == MATRIX ? 16 : 1;
+    if (num_rows > R - STEP)
         body.template operator()<R>();
-    else if constexpr (R > 1)
-        with_rows<R - 1>(num_rows, body);
+    else if constexpr (R > STEP)
+        with_rows<ARITHMETIC, R - STEP>(num_rows, body);
 }
 
 // Of one row of x in a tile.
 template <int ARITHMETIC>
 constexpr int64_t row_bytes(int64_t num_inputs) {
-    return num_inputs * int64_t(ARITHMETIC == DOT ? sizeof(bf16) : sizeof(float));
+    return num_inputs * int64_t(ARITHMETIC == FLOAT ? sizeof(float) : sizeof(bf16));
 }
 
 // Write row r of a tile of R rows.
