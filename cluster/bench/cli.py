@@ -94,7 +94,7 @@ def _output(flags: dict[str, Any]) -> "Output":
 
 @click.group()
 def bench() -> None:
-    """Measure speed: of a server, of the LLM class, and of the parts.
+    """Measure the speed of a server, of the LLM class, of the parts.
 
     \b
     raywire bench serve --port 8000 --max-concurrency 8    a running server, ours or another

@@ -74,7 +74,7 @@ def chaos(
     patience_s: float,
     dry_run: bool,
 ) -> None:
-    """Break a running server in a planned way, and see that it recovers.
+    """Break a running server by a plan, and see that it recovers.
 
     Kills, hangs and pauses processes of a server that has an administrator's key. The plan comes
     from the seed alone and is shown first; the same seed is the same run again. A server that is

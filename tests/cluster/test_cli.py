@@ -84,6 +84,16 @@ def test_help_explains(args: tuple[str, ...]) -> None:
     assert not result.stderr
 
 
+@pytest.mark.parametrize("group", [[], ["bench"], ["render"], ["lint"]], ids=" ".join)
+def test_a_list_of_commands_says_all_of_each(group: list[str]) -> None:
+    """On a terminal of 80 columns; click cuts what is longer."""
+    text = CliRunner().invoke(cli, [*group, "--help"], env={"COLUMNS": "80"}).output
+
+    commands = text.partition("Commands:\n")[2]
+    assert commands
+    assert "..." not in commands
+
+
 def test_serve_help_is_grouped_and_has_examples() -> None:
     """Headings, examples and the environment, so that thirty flags can be read."""
     text = run("serve", "--help").stdout
