@@ -157,7 +157,7 @@ class EngineDeaths:
         logger.warning("%s epoch=%d is gone: %s", engine.name, epoch, cause)
         num_waiting = self._dispatcher.settle()
         if num_moving:
-            logger.info("its %d requests go on; %d wait for a rank", num_moving, num_waiting)
+            logger.info("its requests go on num_moving=%d num_waiting=%d", num_moving, num_waiting)
         return True
 
     def fence(self, engine_index: int, epoch: int, now: float) -> None:
