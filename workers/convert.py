@@ -32,6 +32,8 @@ logger = logging.getLogger("workers.convert")  # not __main__
 PLAIN_CHAT_TEMPLATE = Path(__file__).parent / "plain_chat.jinja"
 
 _MAGIC = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs"
+"""What Git leaves in a file's place where it does not fetch large ones."""
 
 
 def main(target: str, *parts: str) -> int:
@@ -161,11 +163,14 @@ def _plain(model: Any) -> Any:
 def _check_magic(source: Path) -> None:
     try:
         with source.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            begin = file.read(len(_LFS_POINTER))
     except OSError as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
-    if magic != _MAGIC:
-        raise ConfigError(f"{source.name} is no GGUF file: it begins with {magic!r}")
+    if begin == _LFS_POINTER:
+        raise ConfigError(f"{source.name} stands for a file of Git LFS: `git lfs pull` fetches it")
+    if not begin.startswith(_MAGIC):
+        what = "it does not begin with the letters GGUF" if begin else "it is empty"
+        raise ConfigError(f"{source.name} is no GGUF file: {what}")
 
 
 def _check_type(source: Path, model_type: str) -> None:

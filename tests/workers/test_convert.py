@@ -85,16 +85,30 @@ def test_two_conversions_at_once_give_one_complete_folder(
     assert not (tmp_path / "models" / ".converted.draft").exists()
 
 
-def test_a_file_that_is_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
-    """Nothing is imported or written for it."""
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04 not a model", "is no GGUF file: it does not begin with the letters GGUF"),
+        (b"", "is no GGUF file: it is empty"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "stands for a file of Git LFS: `git lfs pull` fetches it",
+        ),
+    ],
+    ids=["another", "empty", "of Git LFS"],
+)
+def test_a_file_that_is_no_gguf_is_refused_in_one_line(
+    content: bytes, says: str, tmp_path: Path
+) -> None:
+    """In words. Nothing is imported or written for it."""
     file = tmp_path / "model.gguf"
-    file.write_bytes(b"PK\x03\x04 not a model")
+    file.write_bytes(content)
 
     with converter(tmp_path / "out", file) as process:
         exit_code, output = finish(process)
 
     assert exit_code == 2
-    assert output == "model.gguf is no GGUF file: it begins with b'PK\\x03\\x04'\n"
+    assert output == f"model.gguf {says}\n"
     assert not (tmp_path / "out").exists()
 
 
