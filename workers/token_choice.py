@@ -316,6 +316,23 @@ def _draw_cut(
         totals: `[n]`, what top-p is a share of; NaN where that is all that the other cuts leave.
         uniform: `[n, NUM_NUMBERS]`.
     """
+    weights, cumulative, num_kept, is_certain = _cut(values, cuts, totals)
+    every = np.arange(len(values))
+    kept = cumulative[every, num_kept - 1]
+    target = np.minimum(uniform[:, 0] * kept, np.nextafter(kept, 0.0))
+    places = np.minimum((cumulative <= target[:, None]).sum(-1), num_kept - 1)
+    drawn = token_ids[every, places]
+    for row in (num_kept > LEVELS[0]).nonzero()[0]:
+        stays = slice(num_kept[row])
+        drawn[row] = _draw_kept(token_ids[row, stays], weights[row, stays], uniform[row])
+    return drawn, is_certain
+
+
+def _cut(
+    values: Floats, cuts: Cuts, totals: Floats
+) -> tuple[Floats, Floats, Ints, NDArray[np.bool_]]:
+    """Return the candidates' weights and the sums of these from the best on, `[n, size]`; how many
+    stay, and whether that is certain, `[n]`. Arguments as of `_draw_cut`."""
     # All is sorted, so a cut is a count.     distance 0 ... 745 | weight 1 ... 5e-324
     every = np.arange(len(values))
     with np.errstate(divide="ignore", invalid="ignore"):  # no min-p; a row that is broken
@@ -333,14 +350,7 @@ def _draw_cut(
     # of it is better than that.
     decisive = np.where(has_total, num_kept, num_left)
     is_certain = values[every, decisive - 1] > values[:, -1]
-    kept = cumulative[every, num_kept - 1]
-    target = np.minimum(uniform[:, 0] * kept, np.nextafter(kept, 0.0))
-    places = np.minimum((cumulative <= target[:, None]).sum(-1), num_kept - 1)
-    drawn = token_ids[every, places]
-    for row in (num_kept > LEVELS[0]).nonzero()[0]:
-        stays = slice(num_kept[row])
-        drawn[row] = _draw_kept(token_ids[row, stays], weights[row, stays], uniform[row])
-    return drawn, is_certain
+    return weights, cumulative, num_kept, is_certain
 
 
 def _draw_kept(token_ids: Ints, weights: Floats, uniform: Floats) -> int:
