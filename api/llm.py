@@ -85,6 +85,7 @@ class LLM:
         seed: start of the noise of requests without a seed of their own.
         device: "auto", "cpu" or "cuda".
         quantization: "int8" makes 8-bit integers of the weights of a bfloat16 model, on CPU.
+        enforce_eager: on a GPU, launch each kernel of a decode by itself instead of CUDA graphs.
         attention_backend: None picks the fastest that works.
         linear_backend: "native" computes with raywire's own kernels, "torch" without them; "auto"
             with them where they can be had.
@@ -120,6 +121,7 @@ class LLM:
         scheduling_policy: Policy = "fcfs",
         seed: int = 0,
         device: Literal["auto", "cpu", "cuda"] = "auto",
+        enforce_eager: bool = False,
         attention_backend: str | None = None,
         linear_backend: Literal["auto", "native", "torch"] = "auto",
         chat_template: str | None = None,
@@ -152,6 +154,7 @@ class LLM:
             scheduling_policy=scheduling_policy,
             seed=seed,
             device=device,
+            enforce_eager=enforce_eager,
             attention_backend=attention_backend,
             linear_backend=linear_backend,
             startup_timeout=startup_timeout,

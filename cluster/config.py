@@ -87,6 +87,7 @@ class EngineOptions:
     num_gpu_blocks_override: int | None = None
     seed: int = 0
     device: Device = "auto"
+    enforce_eager: bool = False
     attention_backend: str | None = None
     linear_backend: LinearBackendName = "auto"
     startup_timeout: float = 600.0
@@ -168,6 +169,7 @@ class EngineOptions:
             num_local_engines=num_local_engines,
             first_device=first_device,
             device=self.device,
+            enforce_eager=self.enforce_eager,
             attention_backend=self.attention_backend,
             linear_backend=self.linear_backend,
             start_method=environment.worker_multiproc_method or "spawn",

@@ -361,6 +361,11 @@ ENGINE_OPTIONS = [
     ),
     _option(
         "Model",
+        "--enforce-eager/--no-enforce-eager",
+        help="On a GPU, launch each kernel of a decode by itself, instead of CUDA graphs.",
+    ),
+    _option(
+        "Model",
         "--linear-backend",
         type=click.Choice(["auto", "native", "torch"]),
         help="Who computes on CPU: raywire's own kernels, for attention and sampling too, or torch."

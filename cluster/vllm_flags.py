@@ -41,7 +41,6 @@ _ADVICE = {
     "--enable-server-load-tracking": "is not needed: /load always counts",
     "--enable-ssl-refresh": "does not exist: a new certificate is read at the next start",
     "--enable-tokenizer-info-endpoint": "does not exist: the tokenizer is in the model's folder",
-    "--enforce-eager": "is not needed: models run without CUDA graphs",
     "--exclude-tools-when-tool-choice-none": "is not needed: the model does not see them then",
     "--fail-on-environ-validation": "is not needed: a wrong variable of ours ends the start",
     "--fingerprint-mode": "does not exist: answers have no fingerprint of the server",
@@ -125,11 +124,11 @@ _ALIKE = {
     "does not exist: models here generate text": """
         --convert --enable-flash-late-interaction --io-processor-plugin --pooler-config --runner
         --task""",
-    "does not exist: models run as they are written, with kernels of ours; nothing is compiled or"
-    " captured": """
-        --compilation-config --cudagraph-capture-sizes --cudagraph-metrics
-        --enable-flashinfer-autotune --ir-op-priority --jit-monitor-mode --jit-monitor-verbose
-        --kernel-config --max-cudagraph-capture-size""",
+    "does not exist: models run as they are written, with kernels of ours; nothing is compiled": """
+        --compilation-config --enable-flashinfer-autotune --ir-op-priority --jit-monitor-mode
+        --jit-monitor-verbose --kernel-config""",
+    "does not exist: decodes of up to 512 requests are captured; --enforce-eager captures none": """
+        --cudagraph-capture-sizes --cudagraph-metrics --max-cudagraph-capture-size""",
     "does not exist: weights and KV cache stay in the memory that they are computed in": """
         --cpu-offload-gb --cpu-offload-params --enable-cumem-allocator --enable-sleep-mode
         --kv-offloading-backend --kv-offloading-size --offload-backend --offload-group-size

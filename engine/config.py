@@ -166,6 +166,9 @@ class ExecutorConfig:
     attention_backend: str | None = None
     """"reference", "cpu" or "varlen"; None picks the fastest that works on the device."""
 
+    enforce_eager: bool = False
+    """Launch each kernel of a decode by itself, where CUDA graphs would launch them at once."""
+
     linear_backend: LinearBackendName = "auto"
     """Whether our kernels compute, attention and sampling included: where they can, or else (as
     "native" has it) nothing starts, or not at all."""

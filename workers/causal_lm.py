@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from engine.step import KVCacheSpec
 from workers import kv_cache
 from workers.attention.base import AttentionBackend
+from workers.cuda_graphs import CudaGraphs, Record
 from workers.forward_context import ForwardContext, forward_context
 from workers.input_batch import InputBatch, Step
 from workers.kv_cache import KVShape, LayerKV
@@ -26,7 +27,15 @@ from workers.tensor_parallel import num_kv_heads
 
 
 class CausalLM:
-    """This rank's part of a model. Implements `model_runner.Model`."""
+    """This rank's part of a model. Implements `model_runner.Model`.
+
+    Args:
+        loaded: its modules and weights.
+        parallel: the groups of this rank.
+        backend: of attention.
+        device: of the weights.
+        record: see `CudaGraphs`.
+    """
 
     def __init__(
         self,
@@ -34,6 +43,7 @@ class CausalLM:
         parallel: Parallel,
         backend: AttentionBackend,
         device: torch.device,
+        record: Record | None = None,
     ) -> None:
         config, place = loaded.config, parallel.place
         self.vocab_size = int(config.vocab_size)
@@ -53,8 +63,10 @@ class CausalLM:
         self._backbone: nn.Module = loaded.model.base_model
         self._head = _head_of(loaded.model, self._hidden_size, loaded.dtype, device)
         self._kv_cache: dict[int, LayerKV] = {}
+        self._graphs = CudaGraphs(self._states, record)
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
+        self._graphs.clear()
         self._kv_cache.clear()
         self._kv_cache = kv_cache.allocate(
             self.kv_shape, self.layers, spec.num_blocks, spec.block_size, self._device
@@ -63,20 +75,27 @@ class CausalLM:
     def forward(self, step: Step, batch: InputBatch) -> Tensor | None:
         """Run the layers of this stage. Returns `[num_tokens, hidden_size]` on the last one; the
         others pass it on."""
-        place = self._parallel.place
-        inputs = {"input_ids": step.input_ids[None]}
+        place, received = self._parallel.place, None
         if not place.is_first_stage:
             shape = (step.num_tokens, self._hidden_size)
             received = self._parallel.receive(shape, self._dtype, self._device)
+        hidden = self._graphs.run(step, received)
+        if place.is_last_stage:
+            return hidden
+        self._parallel.send(hidden)
+        return None
+
+    def _states(self, step: Step, received: Tensor | None) -> Tensor:
+        """What `forward` does between receiving and sending."""
+        if received is None:
+            inputs = {"input_ids": step.input_ids[None]}
+        else:
             inputs = {"inputs_embeds": received[None]}
         self._backend.prepare(step.layout)
         with forward_context(ForwardContext(step.layout, self._kv_cache, self._backend)):
             output = self._backbone(**inputs, position_ids=step.positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
-        if place.is_last_stage:
-            return hidden
-        self._parallel.send(hidden)
-        return None
+        return hidden
 
     def logits(self, states: Tensor) -> Tensor | None:
         """Return `[len(states), vocab_size]` float32 on the first tensor rank. All of them must

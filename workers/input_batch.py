@@ -9,13 +9,15 @@ with a handful of array operations, whatever the number of requests.
     row 2   b b b b b b b b b .      prepare: 1 token of row 2, 3 of row 0  ->  b a a a
 
 Step inputs are written to the same memory every time, so that a captured CUDA graph may read it.
+For graphs, decodes are padded to a few sizes (`cuda_graphs.py`): the last request comes again.
 
 A row remembers the token that it sampled last. A plan that was made before that token was known
 has `OWN_TOKEN` in its place, and the row goes on with its own.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +77,9 @@ class Step:
     token_rows_cpu: np.ndarray
     """`[num_tokens]`: each token's row in the batch."""
     positions_cpu: np.ndarray
+    lies_in_place: bool = False
+    """A decode of one of the sizes for graphs: of all such steps the model's inputs have the same
+    shape and place."""
 
     @property
     def num_tokens(self) -> int:
@@ -87,10 +92,15 @@ class InputBatch:
     Args:
         spec: the most requests, tokens and blocks that a step can bring.
         device: where the model runs.
+        graph_sizes: ascending; decodes are padded to the next of them. None are without any.
     """
 
-    def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
+    def __init__(
+        self, spec: KVCacheSpec, device: torch.device, graph_sizes: Sequence[int] = ()
+    ) -> None:
         num_rows = spec.max_num_seqs
+        self._graph_sizes = graph_sizes
+        self._max_model_len = spec.max_model_len
         max_blocks = -(-spec.max_model_len // spec.block_size)
         self._block_size = spec.block_size
         self._row_of: dict[str, int] = {}
@@ -132,10 +142,14 @@ class InputBatch:
         request_ids = list(plan.num_scheduled_tokens)
         rows = self._rows(request_ids)
         query_lens = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, len(rows))
+        num_reqs, graph_size = len(rows), self._graph_size(query_lens)
+        if graph_size is not None:
+            rows, query_lens = _padded(rows, graph_size), _padded(query_lens, graph_size)
         computed = self._num_computed_tokens[rows]
         seq_lens = computed + query_lens
         token_rows, positions, query_start = _flatten(rows, computed, query_lens)
         is_sampling = seq_lens >= self.num_tokens[rows]
+        is_sampling[num_reqs:] = False
         max_seq_len = int(seq_lens.max())
         num_blocks = -(-max_seq_len // self._block_size)
         inputs = self._inputs.fill(
@@ -147,6 +161,9 @@ class InputBatch:
             block_table=self._block_table[rows, :num_blocks],
             sampling_rows=query_start[1:][is_sampling] - 1,
         )
+        if graph_size is not None:  # as wide, and for as long a request, as can be
+            inputs["block_table"] = self._inputs.rows("block_table", graph_size)
+            max_seq_len = self._max_model_len
         return Step(
             input_ids=inputs["input_ids"],
             positions=inputs["positions"],
@@ -164,10 +181,18 @@ class InputBatch:
             sampling_ids=list(itertools.compress(request_ids, is_sampling.tolist())),
             sampling_rows=inputs["sampling_rows"],
             sampling_rows_cpu=rows[is_sampling],
-            prompt_rows=self._prompt_rows(request_ids, query_start.tolist()),
+            prompt_rows=self._prompt_rows(request_ids, query_start[: num_reqs + 1].tolist()),
             token_rows_cpu=token_rows,
             positions_cpu=positions,
+            lies_in_place=graph_size is not None,
         )
+
+    def _graph_size(self, query_lens: NDArray[np.int64]) -> int | None:
+        """To how many requests a step is padded, if it is."""
+        at = bisect_left(self._graph_sizes, len(query_lens))
+        if at == len(self._graph_sizes) or (query_lens != 1).any():
+            return None
+        return self._graph_sizes[at]
 
     def _add(self, request: NewRequest) -> None:
         assert request.request_id not in self._row_of, f"{request.request_id} joined twice"
@@ -271,6 +296,10 @@ class _StepInputs:
             self._copied.record()
         return parts
 
+    def rows(self, name: str, count: int) -> Tensor:
+        """Return the first rows of a buffer, whole, whatever part of them is filled."""
+        return self._buffers[name].rows(count)
+
 
 class _Buffer:
     """Memory of one input, of which a step fills the start. Steps of the same shape, which decodes
@@ -292,6 +321,9 @@ class _Buffer:
             self._part.copy_(self._host_part, non_blocking=True)
         return self._part
 
+    def rows(self, count: int) -> Tensor:
+        return self._device[:count]
+
     def _use(self, shape: tuple[int, ...]) -> None:
         part = tuple(slice(0, length) for length in shape)
         self._shape = shape
@@ -299,6 +331,11 @@ class _Buffer:
         self._array = self._host_part.numpy()
         is_same = self._device is self._host
         self._part = self._host_part if is_same else self._device[part]
+
+
+def _padded(of_requests: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Repeat the last one until there are `size`."""
+    return np.pad(of_requests, (0, size - len(of_requests)), mode="edge")
 
 
 def _flatten(

@@ -7,6 +7,7 @@ The calls come in this order: `load`, `initialize_kv_cache`, any of the others, 
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from engine.step import (
     WorkerReport,
     WorkerStats,
 )
-from workers import resources, script, scripted
+from workers import cuda_graphs, resources, script, scripted
 from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
 from workers.lean_imports import lean_imports
@@ -65,6 +66,7 @@ class Worker:
         self._model: Model
         self._runner: ModelRunner | None = None
         self._kernels: Kernels | None = None
+        self._captures_decodes = False
         self._kv_bytes_per_token = 0
         self._num_steps = 0
         self._profiler: torch.profiler.profile | None = None
@@ -91,7 +93,7 @@ class Worker:
         return report
 
     def initialize_kv_cache(self, spec: KVCacheSpec) -> None:
-        """Allocate the KV cache, and run a prefill and a decode once.
+        """Allocate the KV cache, run a prefill and a decode once, and capture CUDA graphs.
 
         Raises:
             ConfigError: it does not fit into memory, or the model wants what its attention back end
@@ -99,7 +101,8 @@ class Worker:
         """
         num_bytes = spec.num_blocks * spec.block_size * self._kv_bytes_per_token
         check_fits(num_bytes, self._free_memory(), f"a KV cache of {spec.num_blocks} blocks")
-        self._runner = self._make_runner(spec)
+        sizes = self._graph_sizes(spec)
+        self._runner = self._make_runner(spec, sizes)
         if not self._is_scripted:
             most = min(
                 spec.max_num_batched_tokens,
@@ -108,6 +111,7 @@ class Worker:
             )
             tokens = min(most, WARM_UP_TOKENS)
             if tokens > 0:
+                self._capture(self._runner, sizes, spec.block_size)
                 self._runner.warm_up([tokens], spec.block_size)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -211,6 +215,11 @@ class Worker:
             self._kernels = packed.kernels
             if settings.executor.attention_backend is None and native.can_attend(loaded.config):
                 backend = native.NativeAttention(packed.kernels)
+        self._captures_decodes = (
+            self._device.type == "cuda"
+            and backend.can_be_captured
+            and not settings.executor.enforce_eager
+        )
         weight_bytes = loaded.weight_bytes
         if settings.model.quantization is not None:
             weight_bytes = quantization.weight_bytes(loaded.model)
@@ -234,7 +243,23 @@ class Worker:
             kernels_s=kernels_s,
         )
 
-    def _make_runner(self, spec: KVCacheSpec) -> ModelRunner:
+    def _graph_sizes(self, spec: KVCacheSpec) -> list[int]:
+        """Of decodes that run as CUDA graphs."""
+        if not self._captures_decodes:
+            return []
+        most = min(spec.max_num_seqs, spec.max_num_batched_tokens, spec.num_blocks)
+        return cuda_graphs.sizes(most)
+
+    def _capture(self, runner: ModelRunner, sizes: list[int], block_size: int) -> None:
+        """Run a decode of each size. The largest comes first: the others lie in its memory."""
+        began = time.monotonic()
+        for size in reversed(sizes):
+            runner.warm_up([1] * size, block_size)
+        if sizes:
+            took_s = time.monotonic() - began
+            logger.info("decodes captured rank=%d sizes=%s s=%.1f", self._rank, sizes, took_s)
+
+    def _make_runner(self, spec: KVCacheSpec, graph_sizes: Sequence[int] = ()) -> ModelRunner:
         self._model.allocate_kv_cache(spec)
         sampler = None
         if self._place.is_output:
@@ -244,7 +269,7 @@ class Worker:
                 *(self._model.vocab_size, spec.max_num_seqs, self._device, seed),
                 kernels=self._kernels,
             )
-        return ModelRunner(self._model, InputBatch(spec, self._device), sampler)
+        return ModelRunner(self._model, InputBatch(spec, self._device, graph_sizes), sampler)
 
     def _kv_budget_bytes(self, model_max_len: int) -> int:
         if self._device.type == "cuda":

@@ -41,6 +41,10 @@ class AttentionBackend(Protocol):
     block_size: int
     """Tokens per page that it reads best, used unless the user says."""
 
+    can_be_captured: bool
+    """Whether a CUDA graph of its calls serves other steps too: of a layout they read tensors, and
+    the two maxima as bounds."""
+
     def prepare(self, layout: "BatchLayout") -> None:
         """Derive what all layers of the coming forward pass share."""
 

@@ -69,6 +69,7 @@ class CpuAttention:
 
     name = "cpu"
     block_size = 16
+    can_be_captured = False
 
     def __init__(self) -> None:
         self._reference = reference.ReferenceAttention()

@@ -19,6 +19,7 @@ class NativeAttention:
 
     name = "native"
     block_size = 16
+    can_be_captured = False
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -17,6 +17,7 @@ class ReferenceAttention:
 
     name = "reference"
     block_size = 16
+    can_be_captured = False
 
     def prepare(self, layout: BatchLayout) -> None:
         self._layout = layout

@@ -21,6 +21,7 @@ class VarlenAttention:
 
     name = "varlen"
     block_size = 256
+    can_be_captured = True
 
     def prepare(self, layout: BatchLayout) -> None:
         self._layout = layout

@@ -15,6 +15,7 @@ class _Recorder:
 
     name = "probe"
     block_size = PROBE_TOKENS
+    can_be_captured = False
     call: AttentionCall
     query_THD: Tensor
 
