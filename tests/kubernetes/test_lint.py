@@ -527,6 +527,15 @@ def test_a_second_less_than_render_gives_the_head_is_too_short() -> None:
     ]
 
 
+@pytest.mark.parametrize(("wait_s", "is_enough"), [(21, False), (24, False), (25, True)])
+def test_a_job_has_time_to_end_behind_its_requests(wait_s: int, is_enough: bool) -> None:
+    """The server keeps five seconds of Ray's patience for itself."""
+    job, *rest = load("rayjob", "gpu")
+    job["spec"]["runtimeEnvYAML"] = f"env_vars: {{RAY_JOB_STOP_WAIT_TIME_S: '{wait_s}'}}"
+
+    assert rules([job, *rest]) == (set() if is_enough else {"job-stop"})
+
+
 @pytest.mark.parametrize(
     ("of_head", "of_worker", "is_enough"), [(55, 54, False), (90, 89, False), (90, 90, True)]
 )

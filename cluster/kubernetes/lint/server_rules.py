@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from cluster import ray_job
 from cluster.environment import Environment
 from cluster.kubernetes.lint.findings import Mistake, Rule
 from cluster.kubernetes.lint.workload import (
@@ -153,10 +154,13 @@ def _job_stop(workload: Workload, _: Bundle) -> Iterator[Mistake]:
     if not workload.is_job or workload.topology is None:
         return
     given = str(workload.runtime_environment.get("RAY_JOB_STOP_WAIT_TIME_S", "3"))
-    if not given.isdecimal() or int(given) <= workload.drain_s:
+    wait_s = float(given) if given.isdecimal() else 0.0
+    job = Environment(is_ray_job=True, ray_job_stop_wait_s=wait_s)
+    if (left_s := ray_job.drain_s(workload.drain_s, job)) < workload.drain_s:
         yield Mistake(
             "spec.runtimeEnvYAML env_vars.RAY_JOB_STOP_WAIT_TIME_S",
-            f"is {given} s; running requests have {workload.drain_s:g} s",
+            f"is {given} s; of it running requests have {left_s:g}, instead of"
+            f" {workload.drain_s:g}",
         )
 
 
@@ -248,8 +252,9 @@ RULES = (
     ),
     Rule(
         name="job-stop",
-        why="Ray kills a job 3 s after it has asked it to stop",
-        fix="set RAY_JOB_STOP_WAIT_TIME_S above --shutdown-timeout in runtimeEnvYAML's env_vars",
+        why="Ray kills a job 3 s after it has asked it to stop, so the server's drain ends before",
+        fix="RAY_JOB_STOP_WAIT_TIME_S in runtimeEnvYAML's env_vars: --shutdown-timeout +"
+        f" {job_stop_s(0)}",
         check=_job_stop,
     ),
     Rule(
