@@ -133,6 +133,8 @@ class EngineDeaths:
         self.death = EngineDeadError(None if engine is None else engine.rank, cause)
         if engine is not None and self.on_death is None and is_first:
             logger.error("first cause: %s: %s", engine.name, cause)
+        elif engine is not None:
+            logger.warning("stopping: %s is dead", engine.name)  # of what, others have said or will
         else:
             logger.warning("stopping: %s", self.death)
         self.fail_all(self.death)

@@ -118,7 +118,8 @@ def serve(
                 is_mistake = isinstance(error, ConfigError)
                 note_end(EXIT_CONFIG if is_mistake else EXIT_FAILED, str(error))
                 raise
-            note_end(code)
+            death = server.front.death
+            note_end(code, cause="" if death is None else death.cause)
     return code
 
 

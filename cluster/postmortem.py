@@ -25,7 +25,6 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 _LINE = re.compile(r"(?P<level>[A-Z]+) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) (?P<process>\S+) pid=")
 _CAUSE = re.compile(r"\] first cause: (?P<cause>.*)")
-_LATER = re.compile(r"\] (?:stopping: |this rank ends: )(?P<cause>.*)")
 _PARENT_GONE = re.compile(r"parent process pid=\d+ is gone|the command, pid=\d+, is gone")
 
 
@@ -177,7 +176,7 @@ def _verdict(run: Run, end: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _part(run: Run, end: Mapping[str, Any] | None, untold: str) -> tuple[list[str], list[str]]:
     """Losses that it has survived, and causes of its end."""
-    told = _causes(run.logs)
+    told = _causes(run.logs, end)
     if end is None and not run.is_running:
         # What its children saw of it is no cause of its own.
         told = [cause for cause in told if not _PARENT_GONE.search(cause)]
@@ -191,19 +190,18 @@ def _part(run: Run, end: Mapping[str, Any] | None, untold: str) -> tuple[list[st
     return told[:-1], told[-1:]  # all but the last have been made good
 
 
-def _causes(logs: Sequence[ProcessLog]) -> list[str]:
+def _causes(logs: Sequence[ProcessLog], end: Mapping[str, Any] | None) -> list[str]:
     """What processes have logged as first causes, in the order of their times; where none has, as
-    its log is on another node, what others have repeated of it."""
-    for pattern in (_CAUSE, _LATER):
-        found = [
-            (head["time"], cause["cause"])
-            for log in logs
-            for line in log.lines
-            if (head := _LINE.match(line)) and (cause := pattern.search(line))
-        ]
-        if found:
-            return [cause for _, cause in sorted(found, key=lambda each: each[0])]
-    return []
+    its log is on another node, what the command has heard of it."""
+    found = [
+        (head["time"], cause["cause"])
+        for log in logs
+        for line in log.lines
+        if (head := _LINE.match(line)) and (cause := _CAUSE.search(line))
+    ]
+    if not found and end is not None and end.get("cause"):
+        return [str(end["cause"])]
+    return [cause for _, cause in sorted(found, key=lambda each: each[0])]
 
 
 def _ends(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:

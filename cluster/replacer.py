@@ -218,7 +218,7 @@ class Replacer:
                     self._how_many(num_up),
                 )
             case GiveUp(reason):
-                self._front.mark_dead(index, cause if reason is None else f"{cause}; {reason}")
+                self._give_up(index, cause, reason)
             case _:
                 assert_never(verdict)
 
@@ -265,7 +265,7 @@ class Replacer:
                     daemon=True,
                 ).start()
             case GiveUp(reason):
-                self._front.mark_dead(None, cause if reason is None else f"{cause}; {reason}")
+                self._give_up(None, cause, reason)
             case GoOn():  # to no coordinator: it is told of no drain
                 raise AssertionError("the coordinator cannot be done without")
             case None:
@@ -292,6 +292,13 @@ class Replacer:
                 _COORDINATOR_LASTS_S,
             )
             self._coordinator.take_ready(0, epoch)
+
+    def _give_up(self, index: int | None, cause: str, reason: str | None) -> None:
+        assert self._front is not None
+        if reason is not None:
+            logger.warning("the server ends: %s", reason)
+            cause = f"{cause}; {reason}"
+        self._front.mark_dead(index, cause)
 
     def _name(self, index: int) -> str:
         return f"engine core DP{self._first_rank + index}"

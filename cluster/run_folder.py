@@ -98,9 +98,15 @@ def join_run(cache_dir: Path, name: str) -> str | None:
     return str(folder)
 
 
-def note_end(exit_code: int, message: str = "") -> None:
-    """The command ends, in order or not. What is missing of a run without it was killed."""
-    run_log.record("end", exit_code=exit_code, message=message[:_MAX_TEXT])
+def note_end(exit_code: int, message: str = "", cause: str = "") -> None:
+    """The command ends, in order or not. What is missing of a run without it was killed.
+
+    Args:
+        exit_code: of the command.
+        message: what it says, where it cannot work.
+        cause: of the death that ends it.
+    """
+    run_log.record("end", exit_code=exit_code, message=message[:_MAX_TEXT], cause=cause[:_MAX_TEXT])
 
 
 def is_running(folder: Path) -> bool:

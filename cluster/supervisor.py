@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from cluster.environment import StartMethod
 from cluster.process_group import end_group, lead_group
 from engine import run_log
-from engine.errors import ServerError
+from engine.errors import EXIT_CONFIG, ServerError
 from engine.lifecycle import (
     ask_to_end,
     describe_exit,
@@ -275,7 +275,9 @@ class Supervisor:
             or self._has_said_why(index, child.epoch)
             or (may_have_spoken and self._last_words_arrive(index, child.epoch))
         ):
-            logger.info("%s; its cause is logged above", line)
+            # The command says last what cannot work.
+            where = "told at the end" if exit_code == EXIT_CONFIG else "logged above"
+            logger.info("%s; its cause is %s", line, where)
         else:
             self._has_told = not self._are_deaths_apart
             logger.error("first cause: %s", line)

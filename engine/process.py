@@ -236,7 +236,8 @@ class EngineProcess:
 
     def _end(self, cause: str, linger_ms: int, *, is_told: bool) -> None:
         """Tell the API servers, end the workers, then threads and sockets."""
-        logger.info("engine core ends, cause: %s", cause)
+        # Any other cause is logged by now, or said by the command: DEAD takes it there.
+        logger.info("engine core ends%s", f": {cause}" if cause == STOPPED else "")
         if self._input is not None:
             self._input.close()
         try:

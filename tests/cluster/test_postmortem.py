@@ -139,6 +139,14 @@ def test_a_mistake_in_the_settings_is_the_cause(tmp_path: Path) -> None:
     assert postmortem.examine(postmortem.read(only_run(tmp_path))).causes == ["no such model"]
 
 
+def test_a_cause_in_a_log_of_another_node_is_what_the_command_has_heard(tmp_path: Path) -> None:
+    """Where no process of this one has logged any."""
+    with run_folder.kept_run(config(tmp_path), "APIServer_0", list):
+        run_folder.note_end(1, cause="worker DP1_PP0_TP0 pid=7 killed by SIGKILL")
+    report = postmortem.examine(postmortem.read(only_run(tmp_path)))
+    assert report.causes == ["worker DP1_PP0_TP0 pid=7 killed by SIGKILL"]
+
+
 def test_the_number_of_runs_is_bounded(tmp_path: Path) -> None:
     """The oldest go; one that is under way stays, however old."""
     base = run_folder.runs_folder(tmp_path)

@@ -302,7 +302,7 @@ def test_a_hybrid_server_names_its_dead_by_their_ranks(
         *("--api-server-count", str(num_api_servers), "--served-model-name", "m"),
     )
     for kill, words in (
-        (signal.SIGKILL, "stopping: engine core DP3 is dead: "),
+        (signal.SIGKILL, "stopping: engine core DP3 is dead\n"),
         (signal.SIGSTOP, "first cause: engine core DP3: hung"),
     ):
         with running_server(str(slow_model), *flags) as server:

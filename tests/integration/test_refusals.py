@@ -48,6 +48,7 @@ def refuse(*args: str, timeout_s: float = 60.0) -> tuple[str, float]:
     wait_for(lambda: not session_processes(process.pid), "the end of its children")
     [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert errors.splitlines()[-1] == line
+    assert errors.count(line.removeprefix("error: ")) == 1
     return line, seconds
 
 
@@ -165,10 +166,20 @@ def test_a_model_that_contradicts_the_flags(
     assert seconds < 3.5  # an engine core and its workers would take twice as long
 
 
-def test_a_script_that_cannot_work(tmp_path: Path) -> None:
-    """A mistake that only the worker can see."""
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("-dp", "2"),
+        ("-dp", "2", "--api-server-count", "1"),
+        ("-dp", "2", "--on-engine-death", "replace"),
+    ],
+    ids=lambda flags: " ".join(flags) or "alone",
+)
+def test_a_script_that_cannot_work(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A mistake that only workers can see, said once, however many see it."""
     folder = make_scripted_model(tmp_path, kind="tokens", token_ids=[])
 
-    line, _ = refuse(str(folder), "--port", "0")
+    line, _ = refuse(str(folder), "--port", "0", *flags)
 
     assert "needs token_ids" in line
