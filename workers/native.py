@@ -14,7 +14,7 @@ from workers.forward_context import BatchLayout
 from workers.kv_cache import LayerKV
 from workers.token_choice import GROUP, Depth, Floats, Ints
 
-_DOT, _FLOAT, _INT8, _MATRIX = 0, 1, 2, 3
+_DOT, _FLOAT, _INT8, _MATRIX, _INT8_MATRIX = 0, 1, 2, 3, 4
 _NAMES = {_DOT: "bf16-dot", _FLOAT: "float", _MATRIX: "bf16-matrix"}
 _BLOCK = 16
 _BINS = 4096
@@ -107,7 +107,9 @@ class Kernels:
                 gate and up in turns of 16.
             activation: one of `ACTIVATIONS`.
         """
-        num_inputs = x.shape[-1]
+        num_inputs, arithmetic = x.shape[-1], self._arithmetic
+        if weight.dtype == torch.int8:
+            arithmetic = _INT8_MATRIX if arithmetic == _MATRIX else _INT8
         self._linear(
             x.data_ptr(),
             weight.data_ptr(),
@@ -116,7 +118,7 @@ class Kernels:
             x.numel() // num_inputs,
             out.shape[-1] if activation == 0 else 2 * out.shape[-1],
             num_inputs,
-            _INT8 if weight.dtype == torch.int8 else self._arithmetic,
+            arithmetic,
             activation,
             out.dtype == torch.float32,
             self._num_threads,

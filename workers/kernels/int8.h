@@ -79,6 +79,10 @@ inline Ints add_products(Ints sums, Ints x, const int8_t* weight) {
 #endif
 }
 
+inline Floats scaled(Ints sums, Floats weight_scales, float row_scale) {
+    return __builtin_convertvector(sums, Floats) * (weight_scales * row_scale);
+}
+
 // out = x Wᵀ for R rows and B blocks, whose sums are all in registers. `out` has `stride` vectors a row.
 template <int R, int B>
 inline void int8_tile(
@@ -112,8 +116,7 @@ inline void int8_tile(
         }
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v)
-                out[r * stride + v] +=
-                    __builtin_convertvector(sums[r][v], Floats) * (scales[v] * row_scales[r]);
+                out[r * stride + v] += scaled(sums[r][v], scales[v], row_scales[r]);
     }
 }
 
@@ -144,27 +147,32 @@ constexpr int64_t row_bytes<INT8>(int64_t num_inputs) {
     return num_spans(num_inputs) * int64_t(sizeof(float)) + num_quads(num_inputs) * DEPTH;
 }
 
+// Write a span of a row as integers, plus `offset`, and return their scale.
+inline float quantize_inputs(const bf16* span, void* out, int offset) {
+    using Bytes = uint8_t __attribute__((vector_size(LANES)));
+    bf16 largest = 0;  // of two bfloat16 without a sign, the larger has the larger bits
+    for (int i = 0; i < SPAN; ++i) largest = std::max<bf16>(largest, span[i] & 0x7fff);
+    const Floats inverse = inverse_of(all(to_float(largest)), INPUT_MAX);
+    for (int i = 0; i < SPAN; i += LANES) {
+        const Ints a = nearest(load_bf16(span + i) * inverse) + offset;
+        const Bytes bytes = __builtin_convertvector(a, Bytes);
+        memcpy(static_cast<char*>(out) + i, &bytes, sizeof bytes);
+    }
+    return to_float(largest) / INPUT_MAX;
+}
+
 template <>
 inline void pack_row<INT8>(const bf16* row, void* tile, int r, int num_rows, int64_t num_inputs) {
-    using Bytes = uint8_t __attribute__((vector_size(LANES)));
     auto* out = static_cast<uint32_t*>(tile) + r;
     for (int64_t k = 0; k < num_inputs; k += SPAN, row += SPAN) {
         bf16 span[SPAN];
         const int64_t count = std::min<int64_t>(SPAN, num_inputs - k);
         if (count < SPAN) std::fill(span, span + SPAN, 0);
         memcpy(span, row, count * sizeof(bf16));
-        bf16 largest = 0;  // of two bfloat16 without a sign, the larger has the larger bits
-        for (int i = 0; i < SPAN; ++i) largest = std::max<bf16>(largest, span[i] & 0x7fff);
-        const float scale = to_float(largest) / INPUT_MAX;
-        const Floats inverse = inverse_of(all(to_float(largest)), INPUT_MAX);
+        uint32_t quads[SPAN / DEPTH];
+        const float scale = quantize_inputs(span, quads, OFFSET);
         memcpy(out, &scale, sizeof scale);
         out += num_rows;
-        uint32_t quads[SPAN / DEPTH];
-        for (int i = 0; i < SPAN; i += LANES) {
-            const Ints a = nearest(load_bf16(span + i) * inverse) + OFFSET;
-            const Bytes bytes = __builtin_convertvector(a, Bytes);
-            memcpy(quads + i / DEPTH, &bytes, sizeof bytes);
-        }
         for (int64_t q = 0; q < num_quads(count); ++q, out += num_rows) *out = quads[q];
     }
 }

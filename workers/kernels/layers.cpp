@@ -95,9 +95,10 @@ struct Run {
     }
 
     void multiply(const LinearLayer& layer, const bf16* from, bf16* to) const {
+        const int of_bytes = arithmetic == MATRIX ? INT8_MATRIX : INT8;
         raywire_linear(
             from, layer.weight, layer.bias, to, step.num_tokens, layer.num_outputs,
-            layer.num_inputs, layer.kind == EIGHT_BITS ? INT8 : arithmetic, layer.activation, false,
+            layer.num_inputs, layer.kind == EIGHT_BITS ? of_bytes : arithmetic, layer.activation, false,
             num_threads);
     }
 

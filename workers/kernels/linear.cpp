@@ -5,7 +5,7 @@
 // weights are laid out to be read in order, once, and in the shape that the arithmetic wants.
 //
 // The layout of W, and the two kinds of arithmetic over it that every processor has, are in `tiles.h`;
-// matrix registers in `matrix.h`, 8-bit integers in `int8.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
+// matrix registers in `matrix.h`, 8-bit integers in `int8.h` and `int8_matrix.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
 // is done in place, without a second copy of the model.
 //
 // Threads take chunks of blocks as they get to run (`threads.h`).
@@ -17,6 +17,7 @@
 #include "bf16.h"
 #include "exports.h"
 #include "int8.h"
+#include "int8_matrix.h"
 #include "matrix.h"
 #include "threads.h"
 #include "tiles.h"
@@ -86,7 +87,7 @@ void finish_row(const Call& call, Floats (&sums)[B * PARTS], int64_t row, int64_
 template <int ARITHMETIC, int R, int B>
 void finish(
     const Call& call, Floats (&sums)[R][B * PARTS], int64_t row, int num_rows, int64_t block) {
-    const int present = ARITHMETIC == MATRIX ? num_rows : R;
+    const int present = in_matrix_registers(ARITHMETIC) ? num_rows : R;
     for (int r = 0; r < present; ++r) {
         if constexpr (B == 2) {
             if (call.activation != NONE) {
@@ -102,8 +103,9 @@ void finish(
 // Of a block of weights.
 template <int ARITHMETIC>
 constexpr int64_t block_bytes(int64_t num_inputs) {
-    return ARITHMETIC == INT8 ? int8_block_bytes(num_inputs)
-                              : BLOCK * num_inputs * int64_t(sizeof(bf16));
+    return ARITHMETIC == INT8 || ARITHMETIC == INT8_MATRIX
+               ? int8_block_bytes(num_inputs)
+               : BLOCK * num_inputs * int64_t(sizeof(bf16));
 }
 
 template <int ARITHMETIC, int R, int B>
@@ -115,6 +117,8 @@ void tile(const Call& call, int64_t row, int num_rows, int64_t block) {
     Floats sums[R][B * PARTS];
     if constexpr (ARITHMETIC == INT8)
         int8_multiply<R, B>(x, reinterpret_cast<const int8_t*>(weight), num_inputs, sums);
+    else if constexpr (ARITHMETIC == INT8_MATRIX)
+        int8_matrix_multiply<R, B>(x, reinterpret_cast<const int8_t*>(weight), num_inputs, sums);
     else
         product<ARITHMETIC, R, B>(x, reinterpret_cast<const bf16*>(weight), num_inputs, sums);
     finish<ARITHMETIC, R, B>(call, sums, row, num_rows, block);
@@ -231,11 +235,14 @@ void raywire_linear(
                     num_rows, num_outputs, num_inputs, activation, is_float != 0};
 #ifdef RAYWIRE_MATRIX
     if (arithmetic == MATRIX && num_inputs % DEEP == 0) return run<MATRIX>(call, num_threads);
+    // Few rows are bound by memory.
+    if (arithmetic == INT8_MATRIX && num_rows > ROWS && has_whole_spans(num_inputs))
+        return run<INT8_MATRIX>(call, num_threads);
 #endif
 #ifdef __AVX512BF16__
     if (arithmetic == DOT || arithmetic == MATRIX) return run<DOT>(call, num_threads);
 #endif
-    if (arithmetic == INT8) return run<INT8>(call, num_threads);
+    if (arithmetic == INT8 || arithmetic == INT8_MATRIX) return run<INT8>(call, num_threads);
     run<FLOAT>(call, num_threads);
 }
 

@@ -17,7 +17,7 @@
 
 #include "tiles.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
 #define RAYWIRE_MATRIX 1
 #endif
 
@@ -96,6 +96,8 @@ struct Registers {};
 #ifdef RAYWIRE_MATRIX
 template <>
 struct Registers<MATRIX> : MatrixRegisters {};
+template <>
+struct Registers<INT8_MATRIX> : MatrixRegisters {};
 #endif
 
 // sums = x Wᵀ for R rows and B blocks of bfloat16.

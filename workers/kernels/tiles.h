@@ -27,7 +27,11 @@
 
 namespace {
 
-enum Arithmetic { DOT = 0, FLOAT = 1, INT8 = 2, MATRIX = 3 };
+enum Arithmetic { DOT = 0, FLOAT = 1, INT8 = 2, MATRIX = 3, INT8_MATRIX = 4 };
+
+constexpr bool in_matrix_registers(int arithmetic) {
+    return arithmetic == MATRIX || arithmetic == INT8_MATRIX;
+}
 
 constexpr int BLOCK = 16;             // outputs
 constexpr int PARTS = BLOCK / LANES;  // vectors of sums, for a row and a block
@@ -113,18 +117,18 @@ inline void multiply(
 
 // Rows of a tile of x, at most.
 template <int ARITHMETIC>
-constexpr int MOST_ROWS = ARITHMETIC == MATRIX ? 32 : ROWS;
+constexpr int MOST_ROWS = ARITHMETIC == MATRIX ? 32 : ARITHMETIC == INT8_MATRIX ? 16 : ROWS;
 
 // So many rows have room in a tile of `num_rows`.
 template <int ARITHMETIC>
 constexpr int64_t rows_with_room(int64_t num_rows) {
-    return ARITHMETIC == MATRIX ? (num_rows + 15) / 16 * 16 : num_rows;
+    return in_matrix_registers(ARITHMETIC) ? (num_rows + 15) / 16 * 16 : num_rows;
 }
 
 // Call `body.operator()<R>()` with R, at most MOST_ROWS, the rows that the tile has room for.
 template <int ARITHMETIC, int R = MOST_ROWS<ARITHMETIC>, typename Body>
 inline void with_rows(int num_rows, const Body& body) {
-    constexpr int STEP = ARITHMETIC == MATRIX ? 16 : 1;
+    constexpr int STEP = in_matrix_registers(ARITHMETIC) ? 16 : 1;
     if (num_rows > R - STEP)
         body.template operator()<R>();
     else if constexpr (R > STEP)
