@@ -9,7 +9,7 @@ on the nodes of a cluster. API servers are not part of it: they always run where
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -145,12 +145,18 @@ class EngineGroup(Protocol):
         """
         ...
 
-    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    def close(
+        self,
+        patience_s: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+        loading: Collection[int] = (),
+    ) -> None:
         """End all of them: ask, wait, kill; give back what was reserved. Idempotent.
 
         Args:
             patience_s: how long they may take.
             is_urgent: asked all the time; once true, there is no more waiting.
+            loading: those, by rank, that have been started anew and are not up: they are killed.
         """
         ...
 

@@ -191,12 +191,14 @@ class _Server:
     def close(self, is_urgent: Callable[[], bool]) -> None:
         """End the engine cores. Those that load have workers deep in an import or a file, which are
         not waited for: they die with them. One that hangs will not hear us."""
+        loading: list[int] = []
         if self._replacer is not None:
             self._replacer.close()
+            loading = self._replacer.loading
         heeds_stop = self.front.heeds_stop
         if self.front.death is not None and not heeds_stop:
             self._await_exit_code(is_urgent)
-        self._engines.close(PATIENCE_S if heeds_stop else 0.0, is_urgent)
+        self._engines.close(PATIENCE_S if heeds_stop else 0.0, is_urgent, loading)
         sweep(self._folder.path.parent)  # a core that had to be killed may have left its own
 
     @property

@@ -4,7 +4,7 @@ Implements `engine_group.EngineGroup`. The coordinator, where there is one, is a
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cluster import local_node
 from cluster.addresses import WireBinder
@@ -148,8 +148,14 @@ class LocalEngines:
     def watch(self) -> None:
         self._supervisor.watch()
 
-    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        self._supervisor.close(patience_s, is_urgent)
+    def close(
+        self,
+        patience_s: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+        loading: Collection[int] = (),
+    ) -> None:
+        num_before = len(self._coordinators)
+        self._supervisor.close(patience_s, is_urgent, [num_before + rank for rank in loading])
 
     @property
     def exit_codes(self) -> list[int | None]:

@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from cluster.actors import (
@@ -278,14 +278,30 @@ class RayEngines:
 
     # ----------------------------------------------------------------------------------- closing
 
-    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    def close(
+        self,
+        patience_s: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+        loading: Collection[int] = (),
+    ) -> None:
         self._lease.close(
-            lambda ray: self._end_actors(ray, patience_s, is_urgent), patience_s + _END_S
+            lambda ray: self._end_actors(ray, patience_s, is_urgent, loading),
+            patience_s + _END_S,
         )
 
-    def _end_actors(self, ray: Any, patience_s: float, is_urgent: Callable[[], bool]) -> None:
+    def _end_actors(
+        self,
+        ray: Any,
+        patience_s: float,
+        is_urgent: Callable[[], bool],
+        loading: Collection[int],
+    ) -> None:
         for actor in self._actors():
             actor.handle.stop.remote()
+        for actor in [self._engines[rank] for rank in loading]:
+            if actor.end is None:
+                logger.info("%s is still loading; it is not waited for", actor.title)
+                ray.kill(actor.handle)
         calls = [actor.run for actor in self._actors() if actor.run is not None]
         deadline = time.monotonic() + patience_s
         while calls and time.monotonic() < deadline and not is_urgent():

@@ -71,6 +71,14 @@ class Replacement:
     def num_up(self) -> int:
         return sum(rank.is_up for rank in self._ranks)
 
+    @property
+    def expected(self) -> list[int]:
+        """Which ranks are on their way, after a loss."""
+        if not self._is_serving:
+            return []
+        both = enumerate(self._ranks)
+        return [index for index, rank in both if not rank.is_up and not rank.is_lost]
+
     def serve(self) -> None:
         """All ranks are up, and requests are served. Before that a loss is a start that failed."""
         self._is_serving = True

@@ -94,6 +94,12 @@ class Replacer:
             self._is_closed = True
             self._changed.notify_all()
 
+    @property
+    def loading(self) -> list[int]:
+        """Engine cores that have been started anew and are not up."""
+        with self._changed:
+            return self._policy.expected
+
     # ------------------------------------------------------------- what the engine group tells
 
     def has_said_why(self, engine_index: int | None, epoch: int) -> bool:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -222,14 +222,24 @@ class Supervisor:
             ask_to_end(process)
         return started
 
-    def close(self, patience_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    def close(
+        self,
+        patience_s: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+        loading: Collection[int] = (),
+    ) -> None:
         """End all children: ask, wait, kill. Idempotent; nothing can be started after it.
 
         Args:
             patience_s: how long they may take; 0: they are killed, and that is in order.
             is_urgent: asked all the time; once true, there is no more waiting.
+            loading: those, by number, that nobody waits for: they have done nothing yet.
         """
         self.unwatch()
+        for process in [self._processes[number] for number in loading]:
+            if process.pid is not None and process.is_alive():
+                logger.info("%s is still loading; it is not waited for", process.name)
+                process.kill()
         started = self.ask()
         deadline = time.monotonic() + patience_s
         while any(p.is_alive() for p in started) and not is_urgent():

@@ -85,9 +85,11 @@ def test_a_dead_process_is_followed_by_another(
     assert world.lost == [(1, 0, "killed")]
     assert world.restarted == [(1, 1)]
     assert "engine core DP1 is replaced, under epoch 1; 1 of 2 ranks serve" in caplog.text
+    assert world.replacer.loading == [1]
 
     world.replacer.on_up(ready(1, 1))
     assert "engine core DP1 is back under epoch 1; 2 of 2 ranks serve" in caplog.text
+    assert world.replacer.loading == []
 
 
 def test_one_loss_is_replaced_once(world: World) -> None:

@@ -184,6 +184,21 @@ def test_a_core_that_does_not_end_is_killed(parent: Parent, supervisors: list[Su
     assert time.monotonic() - began < 30
 
 
+def test_who_is_still_loading_is_not_waited_for(
+    parent: Parent, supervisors: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is deep in a file, perhaps, and has done nothing yet. The others are asked, and end."""
+    caplog.set_level(logging.INFO)
+    supervisors.append(Supervisor(parent.on_death, parent.has_said_why))
+    supervisors[0].start([core(sleep), core(sleep, 1)], "spawn")
+
+    supervisors[0].close(60.0, loading=[1])
+
+    assert supervisors[0].exit_codes == [-STOP_SIGNAL, -signal.SIGKILL]
+    assert "EngineCore_DP1 is still loading; it is not waited for" in caplog.text
+    assert not [r for r in caplog.records if r.levelno > logging.INFO]
+
+
 def test_nothing_starts_after_the_end(parent: Parent) -> None:
     """A start that is still under way when the server stops must not leave an engine."""
     supervisor = Supervisor(parent.on_death, parent.has_said_why)

@@ -258,3 +258,23 @@ def test_a_death_while_draining_costs_no_stream(echo: Path) -> None:
         assert server.wait() == 0
         assert "engine core DP1 is not replaced while the server ends" in server.log
         server.assert_gone()
+
+
+def test_a_stop_does_not_wait_for_a_rank_that_is_still_loading(echo: Path) -> None:
+    """Here it would load for ever. That it goes is in order, and nothing to warn of."""
+    with running_server(str(echo), "-dp", "2", *FLAGS) as server:
+        old = kill(server, "EngineCore_DP1")
+
+        def successor() -> int | None:
+            process = server.raywire_processes().get("RAYWIRE::EngineCore_DP1")
+            return None if process is None or process.pid == old else process.pid
+
+        pid = wait_for(successor, "another engine core")
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        told = len(server.log)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert "EngineCore_DP1 is still loading; it is not waited for" in server.log[told:]
+        assert not re.search("^(WARNING|ERROR)", server.log[told:], re.MULTILINE), server.log
+        server.assert_gone()
