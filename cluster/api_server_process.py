@@ -8,6 +8,7 @@ whole group, are the command's to handle; it passes them on as `STOP_SIGNAL`, on
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 import threading
@@ -44,6 +45,7 @@ from cluster.metrics_exchange import MetricsExchange
 from engine import lifecycle, log, run_log
 from engine.errors import (
     EXIT_CONFIG,
+    EXIT_FAILED,
     ConfigError,
     EngineDeadError,
     RaywireError,
@@ -127,7 +129,7 @@ class _Command:
         self._has_begun = threading.Event()
         self._may_serve = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        threading.Thread(target=self._listen, name="command", daemon=True).start()
+        threading.Thread(target=self._listen_or_end, name="command", daemon=True).start()
 
     def wait_for_begin(self) -> Path:
         """The model's folder, once engine cores are starting."""
@@ -177,6 +179,15 @@ class _Command:
 
     def _pong(self) -> None:
         self.channel.send(Pong([engine.last_seen_in for engine in self._client.engines]))
+
+    def _listen_or_end(self) -> None:
+        try:
+            self._listen()
+        except Exception:  # of ours, or the command's messages cannot be read
+            logger.warning("nobody listens to the command any more; ending", exc_info=True)
+            # It would hear of no death and no stop, and be found out in 10 s. The command, which
+            # waits on this process, logs the first cause.
+            os._exit(EXIT_FAILED)
 
     def _listen(self) -> None:
         while True:
