@@ -90,8 +90,9 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
 
     // sums, scores, packed queries, packed weights, packed keys, packed values
     const int64_t room = rows_with_room<ARITHMETIC>(num_rows);
-    memory.assign((num_rows + room) * (size + TILE) + TILE * size, 0.0f);
+    memory.resize(std::max<size_t>(memory.size(), (num_rows + room) * (size + TILE) + TILE * size));
     float *sums = memory.data(), *scores = sums + num_rows * size;
+    std::fill(sums, scores, 0.0f);
     char* queries = reinterpret_cast<char*>(scores + num_rows * TILE);
     char* weights = queries + room * size * sizeof(float);
     bf16* keys = reinterpret_cast<bf16*>(weights + room * TILE * sizeof(float));
