@@ -130,6 +130,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return make_batch(query_lens, seq_lens, num_heads, num_kv_heads, torch.bfloat16, head_dim)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arithmetic", built_kernels.ARITHMETICS)
 def test_native_equals_reference(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random batches and all that a call can ask for, within the rounding of the result and, under

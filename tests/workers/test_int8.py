@@ -20,7 +20,7 @@ from engine.config import Quantization
 from engine.errors import ConfigError
 from engine.sampling_params import SamplingParams
 from engine.step import KVCacheSpec
-from tests.helpers.built_kernels import backend, cache_dir
+from tests.helpers.built_kernels import backend, cache_dir, use_arithmetic
 from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.tiny_models import tiny_model
 from tests.helpers.worker_settings import loaded_worker, worker_config
@@ -35,6 +35,12 @@ WEIGHT_MAX, INPUT_MAX = 63, 127
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+@pytest.fixture(params=("float", "bf16-matrix"))
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bytes are multiplied with goes with what bfloat16 is."""
+    use_arithmetic(monkeypatch, request.param)
 
 
 def spans_of(x: Tensor) -> Tensor:
@@ -89,6 +95,8 @@ def test_inputs_become_the_nearest_of_255_numbers() -> None:
         assert (off <= 0.5 * step_of(spans_of(x), INPUT_MAX) * 1.0001 + 1e-6).all()
 
 
+@pytest.mark.hypothesis
+@pytest.mark.usefixtures("arithmetic")
 def test_any_shape_gives_the_sum_of_these_numbers() -> None:
     """Odd numbers of rows and outputs, spans that are not full, with and without a bias, in both
     types of result."""
@@ -114,14 +122,15 @@ def test_any_shape_gives_the_sum_of_these_numbers() -> None:
     check()
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
 def test_the_largest_sums_are_exact(signs: tuple[int, int]) -> None:
     """All inputs and all weights at the end of their range: where 16 bits would overflow, and where
     most is added to make inputs positive."""
-    x = torch.full((5, 2048), 127.0 * signs[0], dtype=BF16)
+    x = torch.full((20, 2048), 127.0 * signs[0], dtype=BF16)
     weight = torch.full((32, 2048), 63.0 * signs[1], dtype=BF16)
     found = pack(weight, dtype=torch.float32)(x)
-    assert torch.equal(found, torch.full((5, 32), signs[0] * signs[1] * 127.0 * 63.0 * 2048))
+    assert torch.equal(found, torch.full((20, 32), signs[0] * signs[1] * 127.0 * 63.0 * 2048))
 
 
 def test_large_neighbours_do_not_drown_a_span() -> None:
@@ -148,6 +157,7 @@ def test_nothing_and_no_number_stay_what_they_are() -> None:
     assert torch.equal(pack(torch.zeros(16, 64, dtype=BF16))(random(2, 64)).float(), found[::2])
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("num_rows", [1, 5, 7, 13, 700])
 def test_a_row_does_not_depend_on_its_neighbours(num_rows: int) -> None:
     """Alone or among hundreds of others, over several panels, and where few rows are not multiplied

@@ -36,6 +36,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     use_arithmetic(monkeypatch, request.param)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("arithmetic")
 def test_any_shape_gives_what_torch_gives() -> None:
     """Odd numbers of rows and outputs, with and without a bias, in both types of result."""

@@ -40,7 +40,7 @@ inline void int8_matrix_tile(
     const auto* row_scales = reinterpret_cast<const float*>(x + SIDE * num_inputs);
     Floats totals[SIDE] = {};
     alignas(64) Ints sums[2][SIDE];  // in turns, so that one is filled while the other is read
-    asm volatile("" ::: "memory");
+    asm volatile("" ::: "memory");  // as in `matrix_multiply`
     for (int64_t span = 0; span < spans; ++span, weight += HEADER + SPAN / DEPTH * QUADS) {
         _tile_zero(0);
         _tile_loadd(4, x + span * SPAN, num_inputs);

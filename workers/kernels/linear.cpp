@@ -5,8 +5,9 @@
 // weights are laid out to be read in order, once, and in the shape that the arithmetic wants.
 //
 // The layout of W, and the two kinds of arithmetic over it that every processor has, are in `tiles.h`;
-// matrix registers in `matrix.h`, 8-bit integers in `int8.h` and `int8_matrix.h`. A block of 16 rows of bfloat16 takes exactly the memory of these rows, so that packing
-// is done in place, without a second copy of the model.
+// matrix registers in `matrix.h`, 8-bit integers in `int8.h` and `int8_matrix.h`. A block of 16 rows
+// of bfloat16 takes exactly the memory of these rows, so that packing is done in place, without a
+// second copy of the model.
 //
 // Threads take chunks of blocks as they get to run (`threads.h`).
 #include <algorithm>
