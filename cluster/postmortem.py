@@ -187,7 +187,15 @@ def _part(run: Run, end: Mapping[str, Any] | None, untold: str) -> tuple[list[st
         return [], [*told, untold] if untold and (end is None or not told) else told
     if untold:
         return [cause for cause in told if untold not in cause], [untold]
+    heard = str((end or {}).get("cause") or "")
+    if heard and not any(_is_same(cause, heard) for cause in told):
+        return told, [heard]  # of a rank on another node, where its log is
     return told[:-1], told[-1:]  # all but the last have been made good
+
+
+def _is_same(cause: str, heard: str) -> bool:
+    """A cause as who died has logged it, and as the command has heard of it."""
+    return cause in heard or heard in cause
 
 
 def _causes(logs: Sequence[ProcessLog], end: Mapping[str, Any] | None) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -94,13 +95,15 @@ def test_a_command_without_a_last_word_was_killed(tmp_path: Path) -> None:
         (None, ["a: SIGSEGV", "b: SIGBUS"], ["the command"]),
         ((0, ""), ["a: SIGSEGV", "b: SIGBUS"], []),
         ((1, ""), ["a: SIGSEGV"], ["b: SIGBUS"]),
+        ((1, "", "rank 1: b: SIGBUS"), ["a: SIGSEGV"], ["b: SIGBUS"]),
+        ((1, "", "c: SIGKILL"), ["a: SIGSEGV", "b: SIGBUS"], ["c: SIGKILL"]),
         ((2, "SIGBUS"), ["a: SIGSEGV"], ["SIGBUS"]),
         ((2, "no such model"), ["a: SIGSEGV", "b: SIGBUS"], ["no such model"]),
     ],
-    ids=["killed", "stopped", "died", "refused", "refused later"],
+    ids=["killed", "stopped", "died", "heard", "elsewhere", "refused", "refused later"],
 )
 def test_what_was_survived_is_not_what_has_ended_it(
-    tmp_path: Path, end: tuple[int, str] | None, survived: list[str], causes: list[str]
+    tmp_path: Path, end: tuple[Any, ...] | None, survived: list[str], causes: list[str]
 ) -> None:
     """Ranks are replaced until one is not, or something else comes. While the server lives, nothing
     has ended it."""
