@@ -15,7 +15,11 @@ def server_url(given: str) -> str:
     whole = given if re.match(r"\w+:/", given) else f"http://{given}"
     try:
         url = urlsplit(whole)
-        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        is_url = (
+            (url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0)
+            and not (url.query or url.fragment)  # a path is put behind it
+            and "//" not in url.path
+        )
     except ValueError:
         is_url = False
     if not is_url:

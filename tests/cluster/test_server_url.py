@@ -27,7 +27,11 @@ def test_a_host_and_a_port_are_enough(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", ":8000", "ftp://x", "http://", "http:/x", "http://x:port", "http://[x", "x:0"]
+    "given",
+    [
+        *("", ":8000", "ftp://x", "http://", "http:/x", "http//x", "http+unix://x"),
+        *("http://x:port", "http://[x", "x:0", "x:8000?key=1", "http://x/#there"),
+    ],
 )
 def test_what_is_no_url_is_told_one(given: str) -> None:
     with pytest.raises(ConfigError, match=r"is no URL such as http://127\.0\.0\.1:8000$"):
