@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from engine.step import KVCacheSpec
 from workers import kv_cache
 from workers.attention.base import AttentionBackend
-from workers.cuda_graphs import CudaGraphs, Record
+from workers.cuda_graphs import CudaGraphs
 from workers.forward_context import ForwardContext, forward_context
 from workers.input_batch import InputBatch, Step
 from workers.kv_cache import KVShape, LayerKV
@@ -34,7 +34,6 @@ class CausalLM:
         parallel: the groups of this rank.
         backend: of attention.
         device: of the weights.
-        record: see `CudaGraphs`.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class CausalLM:
         parallel: Parallel,
         backend: AttentionBackend,
         device: torch.device,
-        record: Record | None = None,
     ) -> None:
         config, place = loaded.config, parallel.place
         self.vocab_size = int(config.vocab_size)
@@ -63,10 +61,10 @@ class CausalLM:
         self._backbone: nn.Module = loaded.model.base_model
         self._head = _head_of(loaded.model, self._hidden_size, loaded.dtype, device)
         self._kv_cache: dict[int, LayerKV] = {}
-        self._graphs = CudaGraphs(self._states, record)
+        self.graphs = CudaGraphs(self._states)
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> None:
-        self._graphs.clear()
+        self.graphs.clear()
         self._kv_cache.clear()
         self._kv_cache = kv_cache.allocate(
             self.kv_shape, self.layers, spec.num_blocks, spec.block_size, self._device
@@ -79,10 +77,11 @@ class CausalLM:
         if not place.is_first_stage:
             shape = (step.num_tokens, self._hidden_size)
             received = self._parallel.receive(shape, self._dtype, self._device)
-        hidden = self._graphs.run(step, received)
+        hidden = self.graphs.run(step, received)
         if place.is_last_stage:
             return hidden
-        self._parallel.send(hidden)
+        # What is on its way must stay, and the states of a replay last until the next.
+        self._parallel.send(hidden.clone() if step.lies_in_place else hidden)
         return None
 
     def _states(self, step: Step, received: Tensor | None) -> Tensor:

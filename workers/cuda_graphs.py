@@ -11,15 +11,17 @@ and writes the same keys and values to the same slot: no slot is set aside, no k
 Captured is what lies between two exchanges with other pipeline stages; the head and the sampler are
 not. Tensor ranks capture the same steps in the same order, as their plans are the same.
 
+A model that cannot be captured on one rank runs as it is on all, and the log says so.
+
 NOTE: not proved on a GPU yet; `tests/gpu/test_cuda_graphs.py` does where there is one. Without one,
 `tests/workers/test_cuda_graphs.py` proves that replays find all that they read, and what padding
-does. A model that cannot be captured runs as it is, and the log says so.
+does.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +47,12 @@ class Recording(NamedTuple):
 
 
 Record = Callable[[Callable[[], Tensor]], Recording]
-"""Captures what a function does to the device's memory; it need not have been done by then."""
+"""Captures what a function does to the device's memory; it need not have been done by then. Raises
+`CannotCapture`, or what the function itself does."""
+
+
+class CannotCapture(Exception):
+    """What the model does cannot be captured. Says why."""
 
 
 def sizes(most: int) -> list[int]:
@@ -60,65 +67,80 @@ class CudaGraphs:
 
     Args:
         forward: the part that is captured.
-        record: captures.
+        recorder: makes what captures.
     """
 
-    def __init__(self, forward: Forward, record: Record | None = None) -> None:
+    def __init__(self, forward: Forward, recorder: Callable[[], Record] | None = None) -> None:
         self._forward = forward
-        self._record = record or _CudaRecorder()
+        self._recorder = recorder or _CudaRecorder
+        self._record: Record | None = None
         self._captured: dict[int, tuple[Recording, Tensor | None]] = {}
-        self._can_capture = True
+        self.has_failed = False
+        """Something could not be captured, and steps run as they are."""
 
     def clear(self) -> None:
-        """Forget all graphs: the memory that they read is another's from now on."""
+        """Wait for the device and forget all graphs: before the memory that they read becomes
+        another's, and before a group of ranks whose collectives they hold is left."""
+        if self._captured and torch.cuda.is_available():
+            torch.cuda.synchronize()
         self._captured.clear()
+        self._record, self.has_failed = None, False
 
     def run(self, step: Step, received: Tensor | None) -> Tensor:
-        """Return the states of a step; they last until the next one of its size."""
-        if not step.lies_in_place or not self._can_capture:
+        """Return the states of a step; where it lies in place, they last until the next step."""
+        if not step.lies_in_place or self.has_failed:
             return self._forward(step, received)
-        if (captured := self._captured.get(step.num_tokens)) is None:
-            if (captured := self._capture(step, received)) is None:
+        if step.num_tokens not in self._captured:
+            try:
+                self._captured[step.num_tokens] = self._capture(step, received)
+            except CannotCapture as error:
+                self.has_failed = True
+                logger.warning(
+                    "the model cannot be captured as CUDA graphs, so each decode launches its"
+                    " kernels one by one (--enforce-eager does not try): %s",
+                    error,
+                )
                 return self._forward(step, received)
-            self._captured[step.num_tokens] = captured
-        recording, kept = captured
+        recording, kept = self._captured[step.num_tokens]
         if kept is not None and received is not None:
             kept.copy_(received)
         recording.replay()
         return recording.states
 
-    def _capture(
-        self, step: Step, received: Tensor | None
-    ) -> tuple[Recording, Tensor | None] | None:
+    def _capture(self, step: Step, received: Tensor | None) -> tuple[Recording, Tensor | None]:
         kept = None if received is None else received.clone()
-        try:
-            return self._record(lambda: self._forward(step, kept)), kept
-        except RuntimeError as error:  # torch's, of every kind
-            self._can_capture = False
-            reason = str(error).partition("\n")[0]
-            logger.warning(
-                "the model cannot be captured as CUDA graphs, so each decode launches its kernels"
-                " one by one (--enforce-eager does not try): %s",
-                reason,
-            )
-            return None
+        self._record = self._record or self._recorder()
+        return self._record(lambda: self._forward(step, kept)), kept
 
 
 class _CudaRecorder:
     """See `Record`. The graphs share their intermediate memory: one runs at a time."""
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Tensor]) -> Recording:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
             run()  # what is chosen, loaded or allocated at a first run cannot be captured
-        torch.cuda.current_stream().wait_stream(side)
+        before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls may not disturb: NCCL's watchdog looks at its events meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            states = run()
+        try:
+            # Only this thread's calls may not disturb: NCCL's watchdog looks at events meanwhile.
+            with torch.cuda.graph(
+                graph, self._pool, self._stream, capture_error_mode="thread_local"
+            ):
+                states = run()
+        except RuntimeError as error:  # torch's, of every kind
+            torch.cuda.set_stream(before)  # a capture that fails twice does not go back to it
+            raise CannotCapture(_first_cause(error)) from error
         return Recording(states, graph.replay)
+
+
+def _first_cause(error: BaseException) -> str:
+    """What the model did: the end of a capture that it has spoiled raises on top."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).partition("\n")[0]

@@ -150,7 +150,8 @@ class InputBatch:
         token_rows, positions, query_start = _flatten(rows, computed, query_lens)
         is_sampling = seq_lens >= self.num_tokens[rows]
         is_sampling[num_reqs:] = False
-        max_seq_len = int(seq_lens.max())
+        # In place is what is as wide, and for as long a request, as can be.
+        max_seq_len = self._max_model_len if graph_size is not None else int(seq_lens.max())
         num_blocks = -(-max_seq_len // self._block_size)
         inputs = self._inputs.fill(
             input_ids=self.token_ids[token_rows, positions],
@@ -161,9 +162,6 @@ class InputBatch:
             block_table=self._block_table[rows, :num_blocks],
             sampling_rows=query_start[1:][is_sampling] - 1,
         )
-        if graph_size is not None:  # as wide, and for as long a request, as can be
-            inputs["block_table"] = self._inputs.rows("block_table", graph_size)
-            max_seq_len = self._max_model_len
         return Step(
             input_ids=inputs["input_ids"],
             positions=inputs["positions"],
@@ -296,10 +294,6 @@ class _StepInputs:
             self._copied.record()
         return parts
 
-    def rows(self, name: str, count: int) -> Tensor:
-        """Return the first rows of a buffer, whole, whatever part of them is filled."""
-        return self._buffers[name].rows(count)
-
 
 class _Buffer:
     """Memory of one input, of which a step fills the start. Steps of the same shape, which decodes
@@ -320,9 +314,6 @@ class _Buffer:
         if self._part is not self._host_part:
             self._part.copy_(self._host_part, non_blocking=True)
         return self._part
-
-    def rows(self, count: int) -> Tensor:
-        return self._device[:count]
 
     def _use(self, shape: tuple[int, ...]) -> None:
         part = tuple(slice(0, length) for length in shape)

@@ -62,6 +62,7 @@ class Parallel:
         self, place: Place, rendezvous: str, device: torch.device, timeout_s: float
     ) -> None:
         self.place = place
+        self._device = device
         self._tp_group: dist.ProcessGroup | None = None
         self._sends: deque[tuple[dist.Work, Tensor]] = deque()
         if place.tp_size * place.pp_size > 1:
@@ -82,6 +83,14 @@ class Parallel:
         parts = [torch.empty_like(part) for _ in range(self.place.tp_size)] if is_first else None
         dist.gather(part.contiguous(), parts, group_dst=0, group=self._tp_group)
         return torch.cat(parts, dim=-1) if parts is not None else None
+
+    def all_agree(self, says_yes: bool) -> bool:
+        """Return whether all ranks say yes. All of them must call."""
+        if self.place.tp_size * self.place.pp_size == 1:
+            return says_yes
+        votes = torch.tensor(int(says_yes), device=self._device)
+        dist.all_reduce(votes, dist.ReduceOp.MIN)
+        return bool(votes.item())
 
     def send(self, hidden: Tensor) -> None:
         """Send hidden states to the next stage, and return before they have arrived."""

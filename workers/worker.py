@@ -24,6 +24,7 @@ from engine.step import (
     WorkerStats,
 )
 from workers import cuda_graphs, resources, script, scripted
+from workers.cuda_graphs import CudaGraphs
 from workers.input_batch import InputBatch
 from workers.kv_cache import check_fits
 from workers.lean_imports import lean_imports
@@ -43,7 +44,7 @@ WARM_UP_TOKENS = 32
 """On CPU, enough to make every kind of call once."""
 
 GPU_KV_SHARE = 0.9
-"""Of a GPU's memory that is free after loading."""
+"""Of a GPU's memory that is free after loading. CUDA graphs, among others, live in the rest."""
 
 
 class Worker:
@@ -66,7 +67,7 @@ class Worker:
         self._model: Model
         self._runner: ModelRunner | None = None
         self._kernels: Kernels | None = None
-        self._captures_decodes = False
+        self._graphs: CudaGraphs | None = None  # of decodes, if they are to be captured
         self._kv_bytes_per_token = 0
         self._num_steps = 0
         self._profiler: torch.profiler.profile | None = None
@@ -103,6 +104,8 @@ class Worker:
         check_fits(num_bytes, self._free_memory(), f"a KV cache of {spec.num_blocks} blocks")
         sizes = self._graph_sizes(spec)
         self._runner = self._make_runner(spec, sizes)
+        if self._graphs is not None and not self._capture(self._graphs, sizes, spec.block_size):
+            self._runner = self._make_runner(spec)
         if not self._is_scripted:
             most = min(
                 spec.max_num_batched_tokens,
@@ -111,7 +114,6 @@ class Worker:
             )
             tokens = min(most, WARM_UP_TOKENS)
             if tokens > 0:
-                self._capture(self._runner, sizes, spec.block_size)
                 self._runner.warm_up([tokens], spec.block_size)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -158,8 +160,11 @@ class Worker:
                 raise OSError(f"{trace} cannot be written")
 
     def close(self) -> None:
-        """Leave the groups and give up the cache. Idempotent."""
+        """Give up graphs and cache, and then leave the groups: NCCL waits for graphs that hold its
+        collectives. Idempotent."""
         self._runner = None
+        if self._graphs is not None:
+            self._graphs.clear()
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -215,16 +220,17 @@ class Worker:
             self._kernels = packed.kernels
             if settings.executor.attention_backend is None and native.can_attend(loaded.config):
                 backend = native.NativeAttention(packed.kernels)
-        self._captures_decodes = (
-            self._device.type == "cuda"
-            and backend.can_be_captured
-            and not settings.executor.enforce_eager
-        )
         weight_bytes = loaded.weight_bytes
         if settings.model.quantization is not None:
             weight_bytes = quantization.weight_bytes(loaded.model)
         kernels_s = time.monotonic() - began
         self._model = model = CausalLM(loaded, self._parallel, backend, self._device)
+        if (
+            self._device.type == "cuda"
+            and backend.can_be_captured
+            and not settings.executor.enforce_eager
+        ):
+            self._graphs = model.graphs
         max_len = int(loaded.config.max_position_embeddings)
         return WorkerReport(
             rank=self._rank,
@@ -245,19 +251,30 @@ class Worker:
 
     def _graph_sizes(self, spec: KVCacheSpec) -> list[int]:
         """Of decodes that run as CUDA graphs."""
-        if not self._captures_decodes:
+        if self._graphs is None or spec.max_model_len < 2:
             return []
-        most = min(spec.max_num_seqs, spec.max_num_batched_tokens, spec.num_blocks)
-        return cuda_graphs.sizes(most)
+        blocks_of_each = 1 // spec.block_size + 1
+        return cuda_graphs.sizes(
+            min(
+                spec.max_num_seqs,
+                spec.max_num_batched_tokens,
+                spec.num_blocks // blocks_of_each,
+            )
+        )
 
-    def _capture(self, runner: ModelRunner, sizes: list[int], block_size: int) -> None:
-        """Run a decode of each size. The largest comes first: the others lie in its memory."""
+    def _capture(self, graphs: CudaGraphs, sizes: list[int], block_size: int) -> bool:
+        """Run a decode of each size, the largest first: the others lie in its memory. Returns
+        whether all ranks have captured all of them."""
+        assert self._runner is not None
+        assert self._parallel is not None
         began = time.monotonic()
         for size in reversed(sizes):
-            runner.warm_up([1] * size, block_size)
-        if sizes:
-            took_s = time.monotonic() - began
-            logger.info("decodes captured rank=%d sizes=%s s=%.1f", self._rank, sizes, took_s)
+            self._runner.warm_up([1] * size, block_size)
+        if not self._parallel.all_agree(not graphs.has_failed):
+            return False
+        took_s = time.monotonic() - began
+        logger.info("decodes captured rank=%d sizes=%s s=%.1f", self._rank, sizes, took_s)
+        return True
 
     def _make_runner(self, spec: KVCacheSpec, graph_sizes: Sequence[int] = ()) -> ModelRunner:
         self._model.allocate_kv_cache(spec)

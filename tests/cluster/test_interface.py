@@ -20,14 +20,15 @@ _OF_A_SERVER = f"""{_ACCESS}
     --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-placement
     --data-parallel-rank --data-parallel-size --data-parallel-size-local
     --data-parallel-start-rank --device --disable-fastapi-docs --dtype --enable-auto-tool-choice
-    --enable-chunked-prefill --enable-prefix-caching --generation-config --host
+    --enable-chunked-prefill --enable-prefix-caching --enforce-eager --generation-config --host
     --kv-cache-memory-bytes
     --linear-backend --log-level --long-prefill-token-threshold --max-model-len
     --max-n --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs
     --max-stored-responses
     --no-allow-credentials --no-async-scheduling --no-data-parallel-hybrid-lb
     --no-disable-fastapi-docs --no-enable-auto-tool-choice
-    --no-enable-chunked-prefill --no-enable-prefix-caching --no-return-tokens-as-token-ids
+    --no-enable-chunked-prefill --no-enable-prefix-caching --no-enforce-eager
+    --no-return-tokens-as-token-ids
     --no-trust-request-chat-template
     --num-gpu-blocks-override --on-engine-death --override-generation-config
     --pipeline-parallel-size --placement-timeout --port --quantization
@@ -47,9 +48,10 @@ _NOT_OF_A_BATCH = f"""{_ACCESS}
 _RESULTS = "--json --metric-percentiles --output-json --repeats --save-result"
 _OF_AN_LLM = """
     --async-scheduling --attention-backend --block-size --device --dtype --enable-chunked-prefill
-    --enable-prefix-caching --kv-cache-memory-bytes --linear-backend --log-level --max-model-len
-    --max-num-batched-tokens --max-num-seqs --no-async-scheduling --no-enable-chunked-prefill
-    --no-enable-prefix-caching --num-gpu-blocks-override --pipeline-parallel-size --quantization
+    --enable-prefix-caching --enforce-eager --kv-cache-memory-bytes --linear-backend --log-level
+    --max-model-len --max-num-batched-tokens --max-num-seqs --no-async-scheduling
+    --no-enable-chunked-prefill --no-enable-prefix-caching --no-enforce-eager
+    --num-gpu-blocks-override --pipeline-parallel-size --quantization
     --scheduling-policy --seed --startup-timeout --tensor-parallel-size -pp -tp
 """
 _OF_A_BENCH = {

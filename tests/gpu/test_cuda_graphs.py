@@ -8,6 +8,8 @@ import torch
 from api.llm import LLM
 from api.sampling import SamplingParams
 from tests.helpers.tiny_models import clear_prompts, tiny_model
+from workers import cuda_graphs
+from workers.cuda_graphs import CannotCapture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +31,22 @@ def test_graphs_give_the_tokens_that_they_give_one_by_one(
     log = capfd.readouterr().err
     assert log.count("decodes captured") == 1
     assert "cannot be captured" not in log
+
+
+def test_what_cannot_be_captured_leaves_the_stream_as_it_was() -> None:
+    """A model that waits for the device, and one that can be captured after it."""
+    before, ones = torch.cuda.current_stream(), torch.ones(3, device="cuda")
+    record = cuda_graphs._CudaRecorder()
+
+    with pytest.raises(CannotCapture, match="captur"):
+        record(lambda: ones * ones.sum().item())
+
+    assert torch.cuda.current_stream() == before
+    assert (ones + 1).sum().item() == 6
+    recording = cuda_graphs._CudaRecorder()(lambda: ones + 1)
+    ones.fill_(5)
+    recording.replay()
+    assert recording.states.tolist() == [6, 6, 6]
 
 
 def _answers(folder: Path, prompts: list[list[int]], enforce_eager: bool) -> list[list[int]]:

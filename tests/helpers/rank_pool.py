@@ -10,6 +10,7 @@ the ring is somebody else's test.
 """
 
 import multiprocessing
+import operator
 import os
 import traceback
 from dataclasses import dataclass
@@ -125,6 +126,6 @@ def _serve(pipe: Connection) -> None:
                 worker = Worker(*args)
                 pipe.send(worker.load())
             else:
-                pipe.send(getattr(worker, method)(*args))
+                pipe.send(operator.attrgetter(method)(worker)(*args))
         except Exception as error:  # noqa: BLE001  (the top of a process: the test gets it)
             pipe.send(_Failure(error, traceback.format_exc()))

@@ -22,24 +22,34 @@ from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.tiny_models import clear_prompts, tiny_model
 from tests.helpers.worker_settings import SPEC, worker_config
 from workers import cuda_graphs
-from workers.cuda_graphs import CudaGraphs, Recording
+from workers.causal_lm import CausalLM
+from workers.cuda_graphs import CannotCapture, CudaGraphs, Recording
 from workers.input_batch import InputBatch, Step
+from workers.parallel import Parallel, Place
 from workers.worker import Worker
 
 NUM_TOKENS = 12
 
 
 class Again:
-    """Instead of a CUDA graph: the same call, into the same memory."""
+    """Instead of CUDA graphs: the same calls, each into the same memory. As graphs share theirs,
+    what another one has left there is gone after a replay."""
 
     num_replays = 0
 
+    def __init__(self) -> None:
+        self._all_states: list[Tensor] = []
+
     def __call__(self, run: Callable[[], Tensor]) -> Recording:
-        states = torch.full_like(run(), torch.nan)
+        states = torch.empty_like(run())
+        self._all_states.append(states)
 
         def replay() -> None:
             Again.num_replays += 1
-            states.copy_(run())
+            found = run()
+            for each in self._all_states:
+                each.fill_(torch.nan)
+            states.copy_(found)
 
         return Recording(states, replay)
 
@@ -54,7 +64,8 @@ def worker(folder: Path, captures: bool) -> Worker:
     config = worker_config(folder, dtype="bfloat16", kernel_cache_dir=built_kernels.cache_dir())
     worker = Worker(config, rank=0, rendezvous="")
     worker.load()
-    worker._captures_decodes = captures
+    if captures:
+        worker._graphs = worker._model.graphs  # type: ignore[attr-defined]
     worker.initialize_kv_cache(SPEC)
     return worker
 
@@ -99,7 +110,7 @@ def test_all_sizes_are_captured_before_the_first_request(
         ready = worker(folder, captures=True)
 
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64]
-    assert list(ready._model._graphs._captured) == sizes[::-1]  # type: ignore[attr-defined]
+    assert list(ready._model.graphs._captured) == sizes[::-1]  # type: ignore[attr-defined]
     assert f"decodes captured rank=0 sizes={sizes} s=" in caplog.text
     ready.close()
 
@@ -121,14 +132,17 @@ def test_another_cache_is_captured_anew(folder: Path) -> None:
 def test_a_model_that_cannot_be_captured_runs_as_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, which says why and what to do, and the right tokens."""
+    """Without padding, with the right tokens, and with one warning, which says why and what to do:
+    also where some sizes have been captured by then."""
 
-    class Refuses:
+    class Refuses(Again):
         def __call__(self, run: Callable[[], Tensor]) -> Recording:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+            if len(self._all_states) == 2:
+                raise CannotCapture("operation not permitted when stream is capturing")
+            return super().__call__(run)
 
     monkeypatch.setattr(cuda_graphs, "_CudaRecorder", Refuses)
-    prompts = clear_prompts(folder, 4, NUM_TOKENS)
+    prompts = clear_prompts(folder, 5, NUM_TOKENS)
     torch.set_num_threads(1)
     plain, refused = worker(folder, captures=False), worker(folder, captures=True)
 
@@ -137,14 +151,76 @@ def test_a_model_that_cannot_be_captured_runs_as_it_is(
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert "one by one (--enforce-eager" in warning
     assert warning.endswith("operation not permitted when stream is capturing")
+    assert refused._runner is not None
+    assert not refused._runner._batch._graph_sizes
     plain.close()
     refused.close()
+
+
+def test_a_model_that_another_rank_cannot_capture_runs_as_it_is(
+    folder: Path, again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks pad alike, or they would expect what others do not send."""
+    votes = []
+    monkeypatch.setattr(Parallel, "all_agree", lambda _, says_yes: votes.append(says_yes))
+
+    ready = worker(folder, captures=True)
+
+    assert votes == [True]
+    assert ready._runner is not None
+    assert not ready._runner._batch._graph_sizes
+    ready.close()
+
+
+def test_graphs_go_before_the_group_whose_collectives_they_hold(
+    folder: Path, again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for them, for ever."""
+    ready = worker(folder, captures=True)
+    left = []
+    graphs = ready._model.graphs  # type: ignore[attr-defined]
+    monkeypatch.setattr(Parallel, "close", lambda _: left.append(len(graphs._captured)))
+    assert graphs._captured
+
+    ready.close()
+
+    assert left == [0]
+
+
+def test_what_is_on_its_way_to_the_next_stage_stays(folder: Path, again: None) -> None:
+    """A stage is some steps ahead, and the states of a replay last until the next one."""
+    ready = worker(folder, captures=False)
+    model, sent = ready._model, list[Tensor]()
+    assert isinstance(model, CausalLM)
+    model._parallel = NextStage(sent)  # type: ignore[assignment]
+    batch = InputBatch(SPEC, torch.device("cpu"), graph_sizes=[2])
+    driver = PlanDriver(lambda _: None)
+    with torch.inference_mode():
+        for name in ("a", "b"):
+            plan = driver.plan([Sequence(f"{name}{i}", [3 + ord(name) + i]) for i in range(2)])
+            assert model.forward(_prepared(batch, plan), batch) is None
+            if name == "a":
+                (first,) = [states.clone() for states in sent]
+
+    assert torch.equal(sent[0], first)
+    assert not torch.equal(sent[1], first)
+    model._parallel = ready._parallel  # type: ignore[assignment]
+    ready.close()
+
+
+class NextStage:
+    """Keeps what it is sent, without copying: as a send does until it is done."""
+
+    place = Place(0, 1, 0, 2)
+
+    def __init__(self, sent: list[Tensor]) -> None:
+        self.send = sent.append
 
 
 def test_states_of_an_earlier_stage_are_read_where_the_first_ones_lay() -> None:
     """On later pipeline stages they come in new memory every time."""
     batch = InputBatch(SPEC, torch.device("cpu"), graph_sizes=[2])
-    graphs = CudaGraphs(lambda _, received: _given(received) * 2, Again())
+    graphs = CudaGraphs(lambda _, received: _given(received) * 2, Again)
     driver = PlanDriver(lambda _: None)
     plan = driver.plan([Sequence("a", [3]), Sequence("b", [4])])
     step = _prepared(batch, plan)

@@ -57,6 +57,15 @@ def start(pool: RankPool, directory: Path, tmp_path: Path) -> Start:
     return start
 
 
+def test_ranks_agree_if_all_of_them_say_yes(start: Start) -> None:
+    """One that does not is enough, and all hear of it."""
+    ranks = start("llama", 2, 2)
+    for votes in ([True] * 4, [True, True, False, True]):
+        for rank, vote in enumerate(votes):
+            ranks.send(rank, "_parallel.all_agree", vote)
+        assert [ranks.receive(rank) for rank in range(4)] == [all(votes)] * 4
+
+
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tokens_equal_transformers(
