@@ -20,7 +20,7 @@ from api.limits import (
     SEND_TIMEOUT_S,
 )
 from api.sampling_defaults import check_override
-from cluster.environment import Environment
+from cluster.environment import Environment, log_level
 from cluster.placement import Strategy, check_strategy
 from cluster.plan import Topology
 from engine import run_log
@@ -108,6 +108,11 @@ class EngineOptions:
             raise ConfigError(
                 f"--startup-timeout must be positive seconds, not {self.startup_timeout}"
             )
+        if self.log_level is not None:
+            try:
+                object.__setattr__(self, "log_level", log_level(self.log_level))
+            except ValueError as error:
+                raise ConfigError(f"--log-level {error}, not {self.log_level!r}") from error
         if self.quantization is not None:
             self._check_quantization(self.quantization)
         # Each slice checks itself: a mistake shows before a port is bound or a model loaded.

@@ -103,7 +103,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         admin_keys=tuple(environ.get("RAYWIRE_ADMIN_KEY", "").split()),
         cache_dir=get("RAYWIRE_CACHE_DIR", _folder, _folder("~/.cache/raywire")),
         execute_model_timeout_s=get("RAYWIRE_EXECUTE_MODEL_TIMEOUT_SECONDS", _seconds, 300.0),
-        log_level=get("RAYWIRE_LOG_LEVEL", _log_level, None),
+        log_level=get("RAYWIRE_LOG_LEVEL", log_level, None),
         mq_max_chunk_bytes=get("RAYWIRE_MQ_MAX_CHUNK_BYTES_MB", _mebibytes, 16 << 20),
         rpc_base_path=get("RAYWIRE_RPC_BASE_PATH", str, "") or None,
         worker_multiproc_method=get("RAYWIRE_WORKER_MULTIPROC_METHOD", _start_method, None),
@@ -160,7 +160,8 @@ def _mebibytes(text: str) -> int:
     return mebibytes << 20
 
 
-def _log_level(text: str) -> str:
+def log_level(text: str) -> str:
+    """Return the level of that name, however it is written. Raises ValueError if there is none."""
     if text.upper() not in LOG_LEVELS:
         raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}")
     return text.upper()

@@ -202,6 +202,13 @@ def test_a_quantization_that_cannot_be_had_is_refused(settings: dict[str, Any]) 
     assert EngineOptions(model="m", quantization="int8").quantization == "int8"
 
 
+def test_a_log_level_may_be_written_in_any_case() -> None:
+    """`LLM` takes what the flag does; any other word is refused before an engine has started."""
+    assert EngineOptions(model="m", log_level="info").log_level == "INFO"
+    with pytest.raises(ConfigError, match=r"^--log-level must be one of DEBUG, .*, not 'loud'$"):
+        EngineOptions(model="m", log_level="loud")
+
+
 def test_the_scripted_model_has_no_weights_to_quantize() -> None:
     """Nor has a script of one's own."""
     for model in ("scripted", "scripted:mine.json"):
