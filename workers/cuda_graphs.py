@@ -56,7 +56,8 @@ class CannotCapture(Exception):
 
 
 def sizes(most: int) -> list[int]:
-    """Return the batch sizes to capture where no batch has more than `most` requests."""
+    """Return the batch sizes to capture where no batch has more than `most` requests, at least
+    one."""
     if most > _SIZES[-1]:
         return list(_SIZES)
     return [*_SIZES[: bisect_left(_SIZES, most)], most]

@@ -263,15 +263,16 @@ class Worker:
         )
 
     def _capture(self, graphs: CudaGraphs, sizes: list[int], block_size: int) -> bool:
-        """Run a decode of each size, the largest first: the others lie in its memory. Returns
-        whether all ranks have captured all of them."""
+        """Run decodes of each size, the largest first: the others lie in its memory. Returns
+        whether all ranks have captured all of them. They agree after each: one that captures and
+        one that cannot go on with different numbers of collectives."""
         assert self._runner is not None
         assert self._parallel is not None
         began = time.monotonic()
         for size in reversed(sizes):
             self._runner.warm_up([1] * size, block_size)
-        if not self._parallel.all_agree(not graphs.has_failed):
-            return False
+            if not self._parallel.all_agree(not graphs.has_failed):
+                return False
         took_s = time.monotonic() - began
         logger.info("decodes captured rank=%d sizes=%s s=%.1f", self._rank, sizes, took_s)
         return True

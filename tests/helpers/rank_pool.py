@@ -13,6 +13,7 @@ import multiprocessing
 import operator
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -50,8 +51,15 @@ class RankPool:
             process.join()
             process.close()
 
-    def start(self, config: EngineConfig, spec: KVCacheSpec, rendezvous: str) -> "RankGroup":
-        """Load one worker per rank, each in a process of its own, and give them a KV cache."""
+    def start(
+        self,
+        config: EngineConfig,
+        spec: KVCacheSpec,
+        rendezvous: str,
+        prepare: Callable[[Worker], None] | None = None,
+    ) -> "RankGroup":
+        """Load one worker per rank, each in a process of its own, and give them a KV cache.
+        `prepare`, a module's own function or a partial one of it, is called in between."""
         size = config.parallel.world_size
         while len(self._ranks) < size:
             self._add_process()
@@ -60,6 +68,9 @@ class RankPool:
             group.send(rank, "start", config, rank, rendezvous)
         group.reports = [group.receive(rank) for rank in range(size)]
         for rank in range(size):
+            if prepare is not None:
+                group.send(rank, "prepare", prepare)
+                group.receive(rank)
             group.send(rank, "initialize_kv_cache", spec)
         for rank in range(size):
             group.receive(rank)
@@ -125,6 +136,8 @@ def _serve(pipe: Connection) -> None:
                     worker.close()
                 worker = Worker(*args)
                 pipe.send(worker.load())
+            elif method == "prepare":
+                pipe.send(args[0](worker))
             else:
                 pipe.send(operator.attrgetter(method)(worker)(*args))
         except Exception as error:  # noqa: BLE001  (the top of a process: the test gets it)

@@ -7,7 +7,6 @@ memory that stays. What only a GPU can prove is in `tests/gpu/test_cuda_graphs.p
 
 import itertools
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,40 +17,18 @@ from torch import Tensor
 
 from engine.step import KVCacheSpec, SchedulerOutput
 from tests.helpers import built_kernels
+from tests.helpers.graphs import Again, Refuses
 from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.tiny_models import clear_prompts, tiny_model
 from tests.helpers.worker_settings import SPEC, worker_config
 from workers import cuda_graphs
 from workers.causal_lm import CausalLM
-from workers.cuda_graphs import CannotCapture, CudaGraphs, Recording
+from workers.cuda_graphs import CudaGraphs
 from workers.input_batch import InputBatch, Step
 from workers.parallel import Parallel, Place
 from workers.worker import Worker
 
 NUM_TOKENS = 12
-
-
-class Again:
-    """Instead of CUDA graphs: the same calls, each into the same memory. As graphs share theirs,
-    what another one has left there is gone after a replay."""
-
-    num_replays = 0
-
-    def __init__(self) -> None:
-        self._all_states: list[Tensor] = []
-
-    def __call__(self, run: Callable[[], Tensor]) -> Recording:
-        states = torch.empty_like(run())
-        self._all_states.append(states)
-
-        def replay() -> None:
-            Again.num_replays += 1
-            found = run()
-            for each in self._all_states:
-                each.fill_(torch.nan)
-            states.copy_(found)
-
-        return Recording(states, replay)
 
 
 @pytest.fixture(params=["llama", "gemma3"])
@@ -134,12 +111,6 @@ def test_a_model_that_cannot_be_captured_runs_as_it_is(
 ) -> None:
     """Without padding, with the right tokens, and with one warning, which says why and what to do:
     also where some sizes have been captured by then."""
-
-    class Refuses(Again):
-        def __call__(self, run: Callable[[], Tensor]) -> Recording:
-            if len(self._all_states) == 2:
-                raise CannotCapture("operation not permitted when stream is capturing")
-            return super().__call__(run)
 
     monkeypatch.setattr(cuda_graphs, "_CudaRecorder", Refuses)
     prompts = clear_prompts(folder, 5, NUM_TOKENS)

@@ -3,6 +3,7 @@ process."""
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from engine.config import ParallelConfig
 from engine.errors import ConfigError
 from engine.sampling_params import SamplingParams
 from engine.step import KVCacheSpec
+from tests.helpers import built_kernels, graphs
 from tests.helpers.plan_driver import PlanDriver, Sequence
 from tests.helpers.rank_pool import RankGroup, RankPool
 from tests.helpers.tiny_models import (
@@ -55,6 +57,29 @@ def start(pool: RankPool, directory: Path, tmp_path: Path) -> Start:
         return pool.start(config, spec, str(tmp_path / f"rendezvous-{next(numbers)}"))
 
     return start
+
+
+@pytest.mark.parametrize("refusing_rank", [None, 1])
+def test_ranks_capture_all_or_none(
+    pool: RankPool, directory: Path, tmp_path: Path, refusing_rank: int | None
+) -> None:
+    """Also where one notices only when some sizes are captured; the answers are the same."""
+    built_kernels.backend()
+    folder = tiny_model("llama", directory)
+    prompts = clear_prompts(folder, 5, NUM_TOKENS)
+    config = worker_config(
+        folder, tp=2, dtype="bfloat16", kernel_cache_dir=built_kernels.cache_dir()
+    )
+    answers = []
+    for number, prepare in enumerate((None, partial(graphs.capture, refusing_rank=refusing_rank))):
+        ranks = pool.start(config, SPEC, str(tmp_path / f"rendezvous-{number}"), prepare)
+        sequences = [Sequence(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+        answers.append(PlanDriver(ranks.execute).run(sequences, arrivals_per_step=2))
+    for rank in range(2):
+        ranks.send(rank, "_runner._batch._graph_sizes.__len__")
+        assert bool(ranks.receive(rank)) == (refusing_rank is None)
+
+    assert answers[0] == answers[1]
 
 
 def test_ranks_agree_if_all_of_them_say_yes(start: Start) -> None:
