@@ -3,6 +3,7 @@
 import logging
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,13 @@ def test_a_build_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native_build, "_build", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert native_build.load(Path(cache_dir()), 1) is not None
+
+
+def test_several_threads_may_call_at_once() -> None:
+    """One of them has the helpers, the others work on their own."""
+    packed = backend().pack(random(640, 256), None)
+    x = random(300, 256, seed=1)
+    expected = packed(x)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(lambda _: packed(x), range(300)):
+            assert torch.equal(found, expected)

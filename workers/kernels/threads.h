@@ -32,10 +32,10 @@ class Pool {
   public:
     using Function = void (*)(void* closure, int64_t item);
 
-    // Run `function(closure, item)` for each item on up to `num_threads` threads. One caller at a
-    // time.
+    // Run `function(closure, item)` for each item on up to `num_threads` threads; while another
+    // caller has the helpers, on its own.
     void run(int64_t num_items, int num_threads, Function function, void* closure) {
-        if (num_threads < 2 || num_items < 2) {
+        if (num_threads < 2 || num_items < 2 || is_taken_.exchange(true)) {
             for (int64_t item = 0; item < num_items; ++item) function(closure, item);
             return;
         }
@@ -53,6 +53,7 @@ class Pool {
         work();
         for (int spins = 0; num_open_.load() != 0; ++spins)
             spins < SPINS ? pause() : std::this_thread::yield();
+        is_taken_.store(false);
     }
 
     void begin_awake() { num_awake_.fetch_add(1); }
@@ -102,6 +103,7 @@ class Pool {
     }
 
     int num_helpers_ = 0;
+    std::atomic<bool> is_taken_{false};
     std::atomic<int> num_awake_{0};
     alignas(64) std::atomic<uint32_t> bell_{0};       // looked at by helpers without work
     alignas(64) std::atomic<uint64_t> next_{CLOSED};  // claimed by all
