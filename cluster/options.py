@@ -343,8 +343,8 @@ ENGINE_OPTIONS = [
         "Model",
         "--quantization",
         type=click.Choice(["int8"]),
-        help="Weights of a bfloat16 model as 8-bit integers: half the memory, and faster steps. On"
-        " CPU.",
+        help="Weights of a bfloat16 model as 8-bit integers: half the memory, and faster decodes."
+        " On CPU.",
     ),
     _option("Model", "--seed", type=int, help="Start of the noise of requests without a seed."),
     _option(

@@ -3,6 +3,7 @@
 Light, as `cluster/cli.py` is: each command imports what it measures with when it is called.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +90,10 @@ def _output(flags: dict[str, Any]) -> "Output":
     """Takes the flags for results out of all flags."""
     from cluster.bench.results import Output
 
-    return Output(flags.pop("json_file"), flags.pop("is_saved"), flags.pop("percentiles"))
+    file = flags.pop("json_file")
+    if file is not None and not Path(file).parent.is_dir():  # before anything is measured
+        raise click.BadParameter(f"there is no folder {Path(file).parent}", param_hint="--json")
+    return Output(file, flags.pop("is_saved"), flags.pop("percentiles"))
 
 
 @click.group()
@@ -207,7 +211,12 @@ def _split_engine(settings: type, flags: dict[str, Any]) -> dict[str, Any]:
 )
 @_warmups("--num-warmups", 4, "Requests before those that count.")
 @_repeats(1)
-@_count("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@_count(
+    "--seed",
+    type=int,
+    help="Of prompts and arrivals. Unless given, another one each time: prompts that a server has"
+    " seen are in its prefix cache.",
+)
 @_with_results
 def serve(**flags: Any) -> None:
     """Load a running server, ours or another.
@@ -224,6 +233,8 @@ def serve(**flags: Any) -> None:
     from cluster.bench.results import emit
     from cluster.bench.serve import ServeSettings, measure_serve
 
+    if flags["seed"] is None:
+        flags["seed"] = secrets.randbits(31)
     emit(measure_serve(ServeSettings(**flags)), output)
 
 

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,10 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             return str(json.load(answer)["data"][0]["id"])
+    except urllib.error.HTTPError as error:
+        error.close()  # it is the answer, too
+        hint = "; it may still be loading" if error.code == HTTPStatus.SERVICE_UNAVAILABLE else ""
+        raise ConfigError(f"{url}/v1/models answers {error.code} {error.reason}{hint}") from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConfigError(f"no answer from {url}/v1/models: {reason}") from error
@@ -212,7 +217,10 @@ def _results(settings: dict[str, Any], loads: Sequence[LoadResult], load: Load) 
         ],
         load=load,
         counts={"requests sent": sum(len(each.answers) for each in loads), "errors": len(errors)},
-        notes=[f"first error: {errors[0]}"] if errors else [],
+        notes=[
+            *([f"first error: {errors[0]}"] if errors else []),
+            f"--seed {settings['seed']} makes these prompts again",
+        ],
     )
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cluster.cli import cli
+from tests.helpers.canned_http import canned_server
 from tests.helpers.server import ROOT, running_server
 
 
@@ -63,6 +66,39 @@ def test_without_a_server_there_is_one_line() -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("error: no answer from http://127.0.0.1:9/v1/models: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_server_that_is_not_ready_has_answered() -> None:
+    """With what, and what that may mean."""
+    reply = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+    with canned_server([reply]) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        result = CliRunner().invoke(cli, ["bench", "serve", "--base-url", url])
+
+    assert f"{url}/v1/models answers 503 Service Unavailable; it may still be loading" in (
+        f"{result.output}{result.exception}"
+    )
+
+
+def test_results_that_cannot_be_written_are_not_measured() -> None:
+    """A folder that is not there is told at once."""
+    result = CliRunner().invoke(cli, ["bench", "ring", "--json", "/no/such/folder/x.json"])
+
+    assert result.exit_code == 2
+    assert "there is no folder /no/such/folder" in result.output
+
+
+@pytest.mark.slow
+def test_every_run_has_prompts_of_its_own_unless_told() -> None:
+    """Those of an earlier run would come out of the prefix cache."""
+    with running_server("scripted") as server:
+        words = ("--port", str(server.port), "--num-prompts", "2", "--num-warmups", "0")
+        seeds = [bench("serve", *words)["settings"]["seed"] for _ in range(2)]
+        told = bench("serve", *words, "--seed", str(seeds[0]))
+
+    assert seeds[0] != seeds[1]
+    assert told["settings"]["seed"] == seeds[0]
+    assert f"--seed {seeds[0]} makes these prompts again" in told["notes"]
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class CannedServer:
         self._writers.append(writer)
         try:
             while head := await _head(reader):
-                length = next(
+                length = sum(
                     int(line.partition(b":")[2])
                     for line in head.lower().split(b"\r\n")
                     if line.startswith(b"content-length:")
