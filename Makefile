@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 # Tests at once: they wait for processes more than they compute. Those of a file stay in order.
 JOBS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 25
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 25 -rs
 IMAGE ?= raywire:demo
 EXTRAS ?= demo
 # PyTorch's wheels in the image; of your CUDA version, for GPUs.
