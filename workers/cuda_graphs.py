@@ -31,8 +31,8 @@ from workers.input_batch import Step
 logger = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Each is at most twice the one before, from 16 on half as much again: more of a step is not
-padding."""
+"""Few, as each costs memory and a part of a second; and near to each other, so that a step is
+padded to less than twice its size, from 16 on to half as much again at most."""
 
 Forward = Callable[[Step, Tensor | None], Tensor]
 """From a step and, on later pipeline stages, the states received, to states."""
