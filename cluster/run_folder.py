@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cluster.config import ServeConfig
 from engine import __version__, run_log
@@ -48,9 +48,6 @@ _MAX_SEEN_CHARS = 100
 _SEEN_BYTES = 128
 """Of last_seen.json, for each engine core, and for what is around them."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-_held: list[IO[bytes]] = []
-"""Locks of this process, until it ends."""
 
 
 def runs_folder(cache_dir: Path) -> Path:
@@ -89,12 +86,12 @@ def join_run(cache_dir: Path, name: str) -> str | None:
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
             _prune(base)
             folder.mkdir(mode=0o700, exist_ok=True)
-        file = (folder / _CORES_LOCK).open("ab")
-        fcntl.flock(file, fcntl.LOCK_SH)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        lock = os.open(folder / _CORES_LOCK, flags, 0o600)  # this process's, until it ends
+        fcntl.flock(lock, fcntl.LOCK_SH)
     except OSError as error:
         logger.info("nothing is kept of this run on this node: %s", error)
         return None
-    _held.append(file)
     return str(folder)
 
 
