@@ -34,26 +34,27 @@ def value(metrics: Metrics, sample: str) -> float:
     raise AssertionError(f"no sample {sample}")
 
 
-def test_finished_request_is_booked_everywhere(server: HttpServer) -> None:
+def test_finished_request_is_booked_everywhere() -> None:
     """Tokens, reasons and one observation in every histogram."""
-    server.complete(prompt="hello")
+    with serving() as server:
+        server.complete(prompt="hello")
 
-    assert server.metric(f"raywire:prompt_tokens_total{LABELS}") == 5
-    assert server.metric(f"raywire:generation_tokens_total{LABELS}") == 6
-    for name in (
-        "time_to_first_token_seconds",
-        "e2e_request_latency_seconds",
-        "request_queue_time_seconds",
-        "request_prefill_time_seconds",
-        "request_decode_time_seconds",
-        "request_inference_time_seconds",
-        "request_prompt_tokens",
-        "request_generation_tokens",
-    ):
-        assert server.metric(f"raywire:{name}_count{LABELS}") == 1
-    assert server.metric(f"raywire:inter_token_latency_seconds_count{LABELS}") == 5
-    stop = '{engine="0",finished_reason="stop",model_name="m"}'
-    assert server.metric(f"raywire:request_success_total{stop}") == 1
+        assert server.metric(f"raywire:prompt_tokens_total{LABELS}") == 5
+        assert server.metric(f"raywire:generation_tokens_total{LABELS}") == 6
+        for name in (
+            "time_to_first_token_seconds",
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "request_inference_time_seconds",
+            "request_prompt_tokens",
+            "request_generation_tokens",
+        ):
+            assert server.metric(f"raywire:{name}_count{LABELS}") == 1
+        assert server.metric(f"raywire:inter_token_latency_seconds_count{LABELS}") == 5
+        stop = '{engine="0",finished_reason="stop",model_name="m"}'
+        assert server.metric(f"raywire:request_success_total{stop}") == 1
 
 
 def test_core_statistics_are_taken_over(server: HttpServer) -> None:

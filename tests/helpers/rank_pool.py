@@ -66,14 +66,13 @@ class RankPool:
         group = RankGroup([pipe for _, pipe in self._ranks[:size]], config.parallel.output_rank)
         for rank in range(size):
             group.send(rank, "start", config, rank, rendezvous)
-        group.reports = [group.receive(rank) for rank in range(size)]
+        group.reports = group.receive_all()
         for rank in range(size):
             if prepare is not None:
                 group.send(rank, "prepare", prepare)
                 group.receive(rank)
             group.send(rank, "initialize_kv_cache", spec)
-        for rank in range(size):
-            group.receive(rank)
+        group.receive_all()
         return group
 
     def _add_process(self) -> None:
@@ -96,7 +95,7 @@ class RankGroup:
         """Run a step on all ranks, and return the reply of the one that has it."""
         for rank in range(len(self._pipes)):
             self.send(rank, "execute_model", plan)
-        replies = [self.receive(rank) for rank in range(len(self._pipes))]
+        replies = self.receive_all()
         assert [r for r, reply in enumerate(replies) if reply is not None] == [self._output_rank]
         output = replies[self._output_rank]
         assert isinstance(output, ModelRunnerOutput)
@@ -107,18 +106,30 @@ class RankGroup:
 
     def receive(self, rank: int) -> Any:
         """Return a rank's answer to its oldest call. Raises what it raised."""
+        return _checked(rank, self._answer(rank))
+
+    def receive_all(self) -> list[Any]:
+        """Return the answers of all ranks. Raises what the first of them raised, with none left in
+        a pipe for the next group."""
+        answers = [self._answer(rank) for rank in range(len(self._pipes))]
+        return [_checked(rank, answer) for rank, answer in enumerate(answers)]
+
+    def _answer(self, rank: int) -> Any:
         if not self._pipes[rank].poll(TIMEOUT_S):
             raise TimeoutError(f"rank {rank} has not answered for {TIMEOUT_S} s")
-        answer = self._pipes[rank].recv()
-        if isinstance(answer, _Failure):
-            raise answer.error from RuntimeError(f"in rank {rank}:\n{answer.trace}")
-        return answer
+        return self._pipes[rank].recv()
 
 
 @dataclass
 class _Failure:
     error: Exception
     trace: str
+
+
+def _checked(rank: int, answer: Any) -> Any:
+    if isinstance(answer, _Failure):
+        raise answer.error from RuntimeError(f"in rank {rank}:\n{answer.trace}")
+    return answer
 
 
 def _serve(pipe: Connection) -> None:

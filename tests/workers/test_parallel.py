@@ -88,7 +88,7 @@ def test_ranks_agree_if_all_of_them_say_yes(start: Start) -> None:
     for votes in ([True] * 4, [True, True, False, True]):
         for rank, vote in enumerate(votes):
             ranks.send(rank, "_parallel.all_agree", vote)
-        assert [ranks.receive(rank) for rank in range(4)] == [all(votes)] * 4
+        assert ranks.receive_all() == [all(votes)] * 4
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
