@@ -61,6 +61,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2Config(num_hidden_layers=2, tie_word_embeddings=True, **COMMON),
     "qwen3": lambda: Qwen3Config(num_hidden_layers=2, **COMMON),
     "mistral": lambda: MistralConfig(num_hidden_layers=2, sliding_window=12, **COMMON),
+    # All inputs fill matrix registers, and rows of the MLP lie farther apart than they are long.
+    "wide": lambda: LlamaConfig(num_hidden_layers=2, **{**COMMON, "intermediate_size": 128}),
     "gemma3": lambda: Gemma3TextConfig(
         num_hidden_layers=3,
         query_pre_attn_scalar=32,

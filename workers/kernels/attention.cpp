@@ -22,6 +22,7 @@
 #include "decode.h"
 #include "exports.h"
 #include "matrix.h"
+#include "memory.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -80,7 +81,7 @@ void pack_weights(const float* weights, void* tile, int r, int num_rows) {
 
 // Many tokens, all heads of the group: rows are (token, head of the group).
 template <int ARITHMETIC>
-void attend_many(const Call& call, const Item& item, std::vector<float>& memory) {
+void attend_many(const Call& call, const Item& item, Memory& memory) {
     const int64_t group = call.group(), size = call.size, request = item.request;
     const int64_t first_query = call.query_start[request];
     const int64_t num_queries = call.query_start[request + 1] - first_query;
@@ -90,8 +91,8 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
 
     // sums, scores, packed queries, packed weights, packed keys, packed values
     const int64_t room = rows_with_room<ARITHMETIC>(num_rows);
-    memory.resize(std::max<size_t>(memory.size(), (num_rows + room) * (size + TILE) + TILE * size));
-    float *sums = memory.data(), *scores = sums + num_rows * size;
+    float* sums = memory.of<float>((num_rows + room) * (size + TILE) + TILE * size);
+    float* scores = sums + num_rows * size;
     std::fill(sums, scores, 0.0f);
     char* queries = reinterpret_cast<char*>(scores + num_rows * TILE);
     char* weights = queries + room * size * sizeof(float);
@@ -125,7 +126,7 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
                 for (int64_t k = 0; k < TILE; k += 2 * BLOCK) {
                     Floats found[R][2 * PARTS];
                     product<ARITHMETIC, R, 2>(
-                        queries + tile * query_bytes, keys + k * size, size, found);
+                        queries + tile * query_bytes, size, keys + k * size, size, found);
                     for (int r = 0; r < present; ++r)
                         memcpy(scores + (tile + r) * TILE + k, found[r], sizeof found[r]);
                 }
@@ -141,7 +142,7 @@ void attend_many(const Call& call, const Item& item, std::vector<float>& memory)
                 auto add = [&]<int B>(int64_t d) {
                     Floats found[R][B * PARTS];
                     product<ARITHMETIC, R, B>(
-                        weights + tile * weight_bytes, values + d * TILE, TILE, found);
+                        weights + tile * weight_bytes, TILE, values + d * TILE, TILE, found);
                     for (int r = 0; r < present; ++r)
                         for (int v = 0; v < B * PARTS; ++v) {
                             float* to = sums + (tile + r) * size + d + v * LANES;
@@ -194,7 +195,7 @@ void run(const Call& call, int num_threads) {
     const int64_t num_stretches = int64_t(work.decodes.stretches.size());
     float* parts = work.decodes.memory(call);
     raywire::parallel_for(num_items + num_stretches, num_threads, [&](int64_t index) {
-        thread_local std::vector<float> memory;
+        thread_local Memory memory;
         if (index < num_items)
             attend_many<ARITHMETIC>(call, work.items[index], memory);
         else

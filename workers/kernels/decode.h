@@ -26,6 +26,7 @@
 
 #include "attention.h"
 #include "bf16.h"
+#include "memory.h"
 #include "tiles.h"
 
 #ifdef __AVX512BF16__
@@ -79,9 +80,8 @@ struct Decodes {
 
     // For the results of all parts, kept between calls.
     float* memory(const Call& call) const {
-        thread_local std::vector<float> parts;
-        parts.resize(std::max<size_t>(parts.size(), num_parts * part_size(call)));
-        return parts.data();
+        thread_local Memory parts;
+        return parts.of<float>(num_parts * part_size(call));
     }
 };
 
@@ -278,11 +278,11 @@ void attend_tile(
 // One token, a stretch of its keys, and the heads of a group: into the output or a part.
 template <int ARITHMETIC>
 void attend_stretch(
-    const Call& call, const Stretch& stretch, std::vector<float>& memory, float* parts) {
+    const Call& call, const Stretch& stretch, Memory& memory, float* parts) {
     const int64_t group = call.group(), first_head = stretch.kv_head * group;
     const int64_t padded = (call.size + COLUMNS - 1) / COLUMNS * COLUMNS;
-    memory.assign(group * (padded + call.size), 0.0f);
-    float* const sums = memory.data();
+    float* const sums = memory.of<float>(group * (padded + call.size));
+    std::fill(sums, sums + group * (padded + call.size), 0.0f);
     auto* const query = reinterpret_cast<typename Unit<ARITHMETIC>::Query*>(sums + group * padded);
     Unit<ARITHMETIC>::queries(
         call.query + stretch.token * call.query_stride + first_head * call.size,

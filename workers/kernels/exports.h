@@ -9,8 +9,8 @@
 extern "C" {
 void raywire_linear(
     const bf16* x, const void* weight, const bf16* bias, void* out, int64_t num_rows,
-    int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
-    int num_threads);
+    int64_t num_outputs, int64_t num_inputs, int64_t x_stride, int64_t out_stride, int arithmetic,
+    int activation, int is_float, int num_threads);
 
 void raywire_rows(
     const bf16* weight, const int64_t* ids, bf16* out, int64_t num_ids, int64_t num_inputs,

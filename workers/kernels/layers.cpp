@@ -29,6 +29,13 @@
 
 namespace {
 
+// So far apart rows of so many elements lie, that all of them find room in the L1 together: it has a
+// place for a line by the line's address, and few for addresses that a power of two lies between.
+constexpr int64_t apart(int64_t width) {
+    constexpr int64_t LINE = 64 / sizeof(bf16);
+    return ((width + LINE - 1) / LINE | 1) * LINE;
+}
+
 // Rows of a step's memory, in elements.
 struct Widths {
     int64_t rotary, hidden, qkv = 0, attended = 0, inner = 0;
@@ -39,7 +46,7 @@ struct Widths {
             const DecoderLayer& layer = stack.layers[i];
             qkv = std::max(qkv, layer.qkv.num_outputs);
             attended = std::max(attended, layer.num_heads * stack.head_size);
-            inner = std::max(inner, layer.gate_up.num_outputs / 2);
+            inner = std::max(inner, apart(layer.gate_up.num_outputs / 2));
         }
     }
 
@@ -94,12 +101,14 @@ struct Run {
             }
     }
 
-    void multiply(const LinearLayer& layer, const bf16* from, bf16* to) const {
+    void multiply(
+        const LinearLayer& layer, const bf16* from, int64_t stride, bf16* to,
+        int64_t to_stride) const {
         const int of_bytes = arithmetic == MATRIX ? INT8_MATRIX : INT8;
         raywire_linear(
             from, layer.weight, layer.bias, to, step.num_tokens, layer.num_outputs,
-            layer.num_inputs, layer.kind == EIGHT_BITS ? of_bytes : arithmetic, layer.activation, false,
-            num_threads);
+            layer.num_inputs, stride, to_stride, layer.kind == EIGHT_BITS ? of_bytes : arithmetic,
+            layer.activation, false, num_threads);
     }
 
     void attend(const DecoderLayer& layer) const {
@@ -128,17 +137,18 @@ struct Run {
     }
 
     void layers() const {
+        const int64_t hidden = stack.hidden_size;
         raywire_rms_norm(
             x, stack.layers[0].before_attention, normed, step.num_tokens, stack.hidden_size,
             stack.eps, stack.rounds_first, num_threads);
         for (int64_t i = 0; i < stack.num_layers; ++i) {
             const DecoderLayer& layer = stack.layers[i];
-            multiply(layer.qkv, normed, qkv);
+            multiply(layer.qkv, normed, hidden, qkv, layer.qkv.num_outputs);
             attend(layer);
-            multiply(layer.out, attended, normed);
+            multiply(layer.out, attended, layer.out.num_inputs, normed, hidden);
             add(layer.after_attention, layer.before_mlp, normed);
-            multiply(layer.gate_up, normed, inner);
-            multiply(layer.down, inner, normed);
+            multiply(layer.gate_up, normed, hidden, inner, widths.inner);
+            multiply(layer.down, inner, widths.inner, normed, hidden);
             if (i + 1 < stack.num_layers)
                 add(layer.after_mlp, stack.layers[i + 1].before_attention, normed);
             else

@@ -12,7 +12,6 @@
 // Threads take chunks of blocks as they get to run (`threads.h`).
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <type_traits>
 
 #include "bf16.h"
@@ -20,6 +19,7 @@
 #include "int8.h"
 #include "int8_matrix.h"
 #include "matrix.h"
+#include "memory.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -41,12 +41,11 @@ struct Call {
     const char* weight;
     const bf16* bias;
     void* out;  // bf16, or float if is_float
-    int64_t num_rows, num_outputs, num_inputs;
+    int64_t num_rows, num_outputs, num_inputs, x_stride, out_stride;
     int activation;
     bool is_float;
 
     int64_t num_blocks() const { return (num_outputs + BLOCK - 1) / BLOCK; }
-    int64_t out_stride() const { return activation == NONE ? num_outputs : num_outputs / 2; }
 };
 
 // gelu_tanh(x) = x/2 · (1 + tanh u) = x · sigmoid(2u), u = sqrt(2/π) (x + 0.044715 x³)
@@ -68,7 +67,7 @@ void finish_row(const Call& call, Floats (&sums)[B * PARTS], int64_t row, int64_
     const int64_t first = block * BLOCK;
     if (call.bias)
         for (int v = 0; v < B * PARTS; ++v) sums[v] += load_bf16(call.bias + first + v * LANES);
-    const int64_t at = row * call.out_stride() + first;
+    const int64_t at = row * call.out_stride + first;
     const int64_t count = std::min<int64_t>(call.num_outputs - first, B * BLOCK);
     const auto write = [&](auto* out, const auto& store) {
         if (count == B * BLOCK) {
@@ -92,7 +91,7 @@ void finish(
     for (int r = 0; r < present; ++r) {
         if constexpr (B == 2) {
             if (call.activation != NONE) {
-                bf16* out = static_cast<bf16*>(call.out) + (row + r) * call.out_stride();
+                bf16* out = static_cast<bf16*>(call.out) + (row + r) * call.out_stride;
                 finish_gated(call, sums[r], out + block / 2 * BLOCK);
                 continue;
             }
@@ -112,8 +111,9 @@ constexpr int64_t block_bytes(int64_t num_inputs) {
 template <int ARITHMETIC, int R, int B>
 void tile(const Call& call, int64_t row, int num_rows, int64_t block) {
     const int64_t num_inputs = call.num_inputs;
-    const void* x = call.packed + (row - call.first_packed) * row_bytes<ARITHMETIC>(num_inputs);
-    if (row < call.first_packed) x = call.x + row * num_inputs;
+    const bool is_packed = row >= call.first_packed;
+    const void* x = call.x + row * call.x_stride;
+    if (is_packed) x = call.packed + (row - call.first_packed) * row_bytes<ARITHMETIC>(num_inputs);
     const char* weight = call.weight + block * block_bytes<ARITHMETIC>(num_inputs);
     Floats sums[R][B * PARTS];
     if constexpr (ARITHMETIC == INT8)
@@ -121,20 +121,16 @@ void tile(const Call& call, int64_t row, int num_rows, int64_t block) {
     else if constexpr (ARITHMETIC == INT8_MATRIX)
         int8_matrix_multiply<R, B>(x, reinterpret_cast<const int8_t*>(weight), num_inputs, sums);
     else
-        product<ARITHMETIC, R, B>(x, reinterpret_cast<const bf16*>(weight), num_inputs, sums);
+        product<ARITHMETIC, R, B>(
+            x, is_packed ? num_inputs : call.x_stride, reinterpret_cast<const bf16*>(weight),
+            num_inputs, sums);
     finish<ARITHMETIC, R, B>(call, sums, row, num_rows, block);
 }
 
-// Memory for packed rows, kept between calls of a thread.
-void* scratch(size_t bytes) {
-    thread_local std::unique_ptr<char[]> memory;
-    thread_local size_t size = 0;
-    if (bytes > size) {
-        memory.reset();
-        memory.reset(new char[bytes]);
-        size = bytes;
-    }
-    return memory.get();
+// Memory for packed rows.
+char* scratch(int64_t bytes) {
+    thread_local Memory memory;
+    return memory.of<char>(bytes);
 }
 
 // Bring x into the layout of the arithmetic. Matrix registers take full tiles as they are.
@@ -144,16 +140,16 @@ void pack_rows(Call& call, int num_threads) {
     const int64_t bytes = row_bytes<ARITHMETIC>(call.num_inputs);
     call.first_packed = ARITHMETIC == MATRIX ? call.num_rows / most * most : 0;
     const int64_t count = call.num_rows - call.first_packed;
-    char* packed = static_cast<char*>(scratch(rows_with_room<ARITHMETIC>(count) * bytes));
+    char* packed = scratch(rows_with_room<ARITHMETIC>(count) * bytes);
     call.packed = packed;
     const int64_t num_tiles = (count + most - 1) / most;
     raywire::parallel_for(num_tiles, num_tiles > 4 ? num_threads : 1, [&](int64_t t) {
         const int64_t first = t * most;
         const int rows = int(std::min(most, count - first));
-        const bf16* x = call.x + (call.first_packed + first) * call.num_inputs;
+        const bf16* x = call.x + (call.first_packed + first) * call.x_stride;
         for (int r = 0; r < rows; ++r)
             pack_row<ARITHMETIC>(
-                x + r * call.num_inputs, packed + first * bytes, r, rows, call.num_inputs);
+                x + r * call.x_stride, packed + first * bytes, r, rows, call.num_inputs);
     });
 }
 
@@ -215,7 +211,7 @@ int raywire_has_matrix() {
 void raywire_pack(bf16* weight, int64_t num_outputs, int64_t num_inputs, int num_threads) {
     raywire::parallel_for(num_outputs / BLOCK, num_threads, [&](int64_t n) {
         bf16* block = weight + n * BLOCK * num_inputs;
-        auto* rows = static_cast<uint32_t*>(scratch(BLOCK * num_inputs * sizeof(bf16)));
+        auto* rows = reinterpret_cast<uint32_t*>(scratch(BLOCK * num_inputs * sizeof(bf16)));
         memcpy(rows, block, BLOCK * num_inputs * sizeof(bf16));
         for (int64_t k = 0; k < num_inputs / 2; ++k)
             for (int lane = 0; lane < BLOCK; ++lane)
@@ -224,16 +220,18 @@ void raywire_pack(bf16* weight, int64_t num_outputs, int64_t num_inputs, int num
 }
 
 // out = x Wᵀ + bias, `[num_rows, num_outputs]`. With an activation, blocks of W take turns, gate and
-// up, and out = activation(gate) · up has half as many columns.
+// up, and out = activation(gate) · up has half as many columns. Rows of x and out are so many elements
+// apart: where that is a multiple of 4 KiB, they get in each other's way in the L1.
 //
 // The bias is as long as the packed weight, or null. Output is float if is_float, else bf16.
 void raywire_linear(
     const bf16* x, const void* weight, const bf16* bias, void* out, int64_t num_rows,
-    int64_t num_outputs, int64_t num_inputs, int arithmetic, int activation, int is_float,
-    int num_threads) {
+    int64_t num_outputs, int64_t num_inputs, int64_t x_stride, int64_t out_stride, int arithmetic,
+    int activation, int is_float, int num_threads) {
     const auto* bytes = static_cast<const char*>(weight);
-    const Call call{x,        nullptr,     0,          bytes,      bias,         out,
-                    num_rows, num_outputs, num_inputs, activation, is_float != 0};
+    const Call call{x,        nullptr,     0,          bytes,      bias,       out,
+                    num_rows, num_outputs, num_inputs, x_stride,   out_stride, activation,
+                    is_float != 0};
 #ifdef RAYWIRE_MATRIX
     if (arithmetic == MATRIX && num_inputs % DEEP == 0) return run<MATRIX>(call, num_threads);
     // Few rows are bound by memory.

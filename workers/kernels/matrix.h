@@ -50,10 +50,11 @@ class MatrixRegisters {
 // sums = x Wᵀ for 16 or 32 rows and B blocks.
 template <int R, int B>
 inline void matrix_multiply(
-    const bf16* x, const bf16* weight, int64_t num_inputs, Floats (&sums)[R][B * PARTS]) {
+    const bf16* x, int64_t x_stride, const bf16* weight, int64_t num_inputs,
+    Floats (&sums)[R][B * PARTS]) {
     static_assert((R == SIDE || R == 2 * SIDE) && (B == 1 || B == 2) && PARTS == 1);
-    const bf16 *lower = x + SIDE * num_inputs, *second = weight + BLOCK * num_inputs;
-    const int64_t stride = num_inputs * int64_t(sizeof(bf16));
+    const bf16 *lower = x + SIDE * x_stride, *second = weight + BLOCK * num_inputs;
+    const int64_t stride = x_stride * int64_t(sizeof(bf16));
     asm volatile("" ::: "memory");  // what the loads read is written by now; GCC sees no reads
     _tile_zero(0);
     _tile_zero(1);
@@ -102,13 +103,15 @@ template <>
 struct Registers<INT8_MATRIX> : MatrixRegisters {};
 #endif
 
-// sums = x Wᵀ for R rows and B blocks of bfloat16.
+// sums = x Wᵀ for R rows and B blocks of bfloat16. In matrix registers rows of x are `x_stride` elements
+// apart.
 template <int ARITHMETIC, int R, int B>
 inline void product(
-    const void* x, const bf16* weight, int64_t num_inputs, Floats (&sums)[R][B * PARTS]) {
+    const void* x, [[maybe_unused]] int64_t x_stride, const bf16* weight, int64_t num_inputs,
+    Floats (&sums)[R][B * PARTS]) {
 #ifdef RAYWIRE_MATRIX
     if constexpr (ARITHMETIC == MATRIX) {
-        matrix_multiply<R, B>(static_cast<const bf16*>(x), weight, num_inputs, sums);
+        matrix_multiply<R, B>(static_cast<const bf16*>(x), x_stride, weight, num_inputs, sums);
         return;
     }
 #endif
