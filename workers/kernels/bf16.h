@@ -77,8 +77,12 @@ static inline bf16 to_bf16(float x) {
 }
 
 static inline void store_bf16(bf16* to, Floats x) {
+#ifdef __AVX512BF16__
+    const __m256bh half = _mm512_cvtneps_pbh(bits<__m512>(x));  // below 2^-126: zero
+#else
     Words word = bits<Words>(x);
-    Halves half = narrow((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+    const Halves half = narrow((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+#endif
     memcpy(to, &half, sizeof half);
 }
 
