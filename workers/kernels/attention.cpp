@@ -15,6 +15,7 @@
 // the keys as outputs, p v has them as inputs. Both products then run at the matrix speed of the
 // linear layers. p is rounded to bfloat16 where the dot wants it, as flash attention does.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -37,14 +38,53 @@ struct Item {
     int64_t request, kv_head, first_token, num_tokens;  // tokens of the request's queries
 };
 
+// With lanes of one step and rows that lie W apart, of each pair of rows the lower or the upper.
+template <int W, bool IS_UPPER, size_t... LANE>
+inline Words half_of(Words a, Words b, std::index_sequence<LANE...>) {
+    return __builtin_shufflevector(
+        a, b, (LANE & W ? LANES + LANE - (IS_UPPER ? 0 : W) : LANE + (IS_UPPER ? W : 0))...);
+}
+
+// rows[i][j] becomes rows[j][i]: first in squares of two, at last in one of LANES.
+template <int W = 1>
+inline void transpose(Words (&rows)[LANES]) {
+    constexpr auto lanes = std::make_index_sequence<LANES>();
+    for (int i = 0; i < LANES; ++i) {
+        if (i & W) continue;
+        const Words a = rows[i], b = rows[i + W];
+        rows[i] = half_of<W, false>(a, b, lanes);
+        rows[i + W] = half_of<W, true>(a, b, lanes);
+    }
+    if constexpr (2 * W < LANES) transpose<2 * W>(rows);
+}
+
+// Of LANES keys (null: zeros) COUNT pairs of each, to the keys side by side.
+template <int COUNT>
+inline void pack_pairs(const bf16* const (&keys)[LANES], int64_t first, bf16* block) {
+    Words pairs[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        pairs[i] = Words{};
+        if (keys[i]) memcpy(&pairs[i], keys[i] + 2 * first, COUNT * sizeof(uint32_t));
+    }
+    transpose(pairs);
+    for (int i = 0; i < COUNT; ++i)
+        memcpy(block + (first + i) * GROUP, &pairs[i], sizeof pairs[i]);
+}
+
 // Keys as outputs: block of 16 keys, pairs along the head. Missing keys are zero.
 void pack_keys(const Call& call, const Item& item, int64_t position, int64_t count, bf16* packed) {
-    const int64_t size = call.size;
-    if (count < TILE) std::fill(packed, packed + TILE * size, 0);
-    for (int64_t k = 0; k < count; ++k) {
-        const bf16* key = call.key + call.slot(item.request, position + k, item.kv_head);
-        bf16* block = packed + k / BLOCK * BLOCK * size + k % BLOCK * 2;
-        for (int64_t d = 0; d < size / 2; ++d) memcpy(block + d * GROUP, key + 2 * d, 4);
+    const int64_t num_pairs = call.size / 2;
+    for (int64_t k = 0; k < TILE; k += LANES) {
+        const bf16* keys[LANES];
+        for (int64_t i = 0; i < LANES; ++i)
+            keys[i] = k + i < count
+                          ? call.key + call.slot(item.request, position + k + i, item.kv_head)
+                          : nullptr;
+        bf16* block = packed + k / BLOCK * BLOCK * call.size + k % BLOCK * 2;
+        int64_t first = 0;
+        for (; first + LANES <= num_pairs; first += LANES) pack_pairs<LANES>(keys, first, block);
+        if (first < num_pairs)  // 8, for sizes go by 16
+            pack_pairs<std::min(LANES, BLOCK / 2)>(keys, first, block);
     }
 }
 

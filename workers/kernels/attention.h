@@ -46,33 +46,43 @@ inline Floats capped(Floats x, float cap) {
     return cap * (1.0f - 2.0f / (1.0f + exp(x * (2.0f / cap))));  // cap · tanh(x / cap)
 }
 
+// The numbers of LANES keys, from `first` on.
+inline Ints numbered(int32_t first) {
+    Ints numbers;
+    for (int i = 0; i < LANES; ++i) numbers[i] = first + i;
+    return numbers;
+}
+
 // Scores of one row and a tile of keys to weights: hide keys outside [first, last), update the row,
 // and return what the values summed so far are to be multiplied with.
 template <int TILE>
 inline float soften(const Call& call, float* scores, int64_t first, int64_t last, Row& row) {
-    Floats most = all(NEVER);
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k) * call.scale;
-        if (call.softcap != 0) s = capped(s, call.softcap);
-        memcpy(scores + k, &s, sizeof s);
-    }
-    for (int64_t k = 0; k < std::min<int64_t>(first, TILE); ++k) scores[k] = NEVER;
-    for (int64_t k = std::max<int64_t>(last, 0); k < TILE; ++k) scores[k] = NEVER;
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k);
-        most = s > most ? s : most;
+    constexpr int VECTORS = TILE / LANES;
+    const bool hides = first > 0 || last < TILE;
+    const auto from = int32_t(std::clamp<int64_t>(first, 0, TILE));
+    const auto to = int32_t(std::clamp<int64_t>(last, 0, TILE));
+    Floats s[VECTORS], most = all(NEVER);
+    for (int v = 0; v < VECTORS; ++v) {
+        s[v] = load<Floats>(scores + v * LANES) * call.scale;
+        if (call.softcap != 0) s[v] = capped(s[v], call.softcap);
+        if (hides) {
+            const Ints key = numbered(v * LANES);
+            s[v] = key < from ? all(NEVER) : s[v];
+            s[v] = key < to ? s[v] : all(NEVER);
+        }
+        most = s[v] > most ? s[v] : most;
     }
     const float new_most = std::max(row.most, largest(most));
     if (new_most == NEVER) {
         std::fill(scores, scores + TILE, 0.0f);
         return 1.0f;
     }
-    const float factor = row.most == NEVER ? 0.0f : std::exp(row.most - new_most);
+    float factor = 1.0f;
+    if (row.most != new_most) factor = row.most == NEVER ? 0.0f : std::exp(row.most - new_most);
     Floats total{};
-    for (int k = 0; k < TILE; k += LANES) {
-        Floats s = load<Floats>(scores + k);
-        Floats p = s == NEVER ? Floats{} : exp(s - new_most);
-        memcpy(scores + k, &p, sizeof p);
+    for (int v = 0; v < VECTORS; ++v) {
+        const Floats p = s[v] == NEVER ? Floats{} : exp(s[v] - new_most);
+        store(scores + v * LANES, p);
         total += p;
     }
     row.total = row.total * factor + sum(total);
