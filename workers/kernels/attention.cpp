@@ -38,7 +38,8 @@ struct Item {
     int64_t request, kv_head, first_token, num_tokens;  // tokens of the request's queries
 };
 
-// With lanes of one step and rows that lie W apart, of each pair of rows the lower or the upper.
+// Rows i and i + W of a matrix of squares of 2 W, each of which is to swap two of its quarters: what
+// becomes of the first, or of the second.
 template <int W, bool IS_UPPER, size_t... LANE>
 inline Words half_of(Words a, Words b, std::index_sequence<LANE...>) {
     return __builtin_shufflevector(
