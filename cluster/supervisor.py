@@ -240,7 +240,9 @@ class Supervisor:
             if process.pid is not None and process.is_alive():
                 logger.info("%s is still loading; it is not waited for", process.name)
                 process.kill()
-        started = self.ask()
+        if patience_s <= 0:
+            _note_stacks([p for p in self._processes if p.pid is not None and p.is_alive()])
+        started = self.ask()  # which moves them
         deadline = time.monotonic() + patience_s
         while any(p.is_alive() for p in started) and not is_urgent():
             if time.monotonic() >= deadline:
@@ -249,10 +251,8 @@ class Supervisor:
                 break
             connection.wait([p.sentinel for p in started if p.is_alive()], timeout=0.05)
         hung = [process for process in started if process.is_alive()]
-        for process in hung:
-            run_log.ask_for_stacks(process.pid)
-        if hung and run_log.folder() is not None:
-            time.sleep(_STACKS_S)
+        if patience_s > 0:
+            _note_stacks(hung)
         for process in hung:
             process.kill()
         end_processes(started, timeout_s=5.0)
@@ -303,6 +303,14 @@ class Supervisor:
                 return self._has_said_why(index, epoch)
             time.sleep(0.01)
         return True
+
+
+def _note_stacks(processes: Sequence[BaseProcess]) -> None:
+    """Let processes that are about to be killed say where they stand."""
+    for process in processes:
+        run_log.ask_for_stacks(process.pid)
+    if processes and run_log.folder() is not None:
+        time.sleep(_STACKS_S)
 
 
 def _reap(process: BaseProcess) -> int | None:
