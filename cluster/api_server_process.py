@@ -112,6 +112,7 @@ def main(
             command.channel.send(Refusal(str(error)))
             code = EXIT_CONFIG
         command.metrics.close()
+    lifecycle.flush_streams()
     sys.exit(code)
 
 

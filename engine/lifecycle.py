@@ -238,6 +238,16 @@ def freeze_heap() -> None:
         trim(0)
 
 
+def flush_streams() -> None:
+    """Write out what was said, before an end. What cannot be written, as the log's disk is full, is
+    lost: Python would try once more, fail, and change the exit code that has been decided."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def ask_to_end(process: BaseProcess) -> None:
     """Send STOP_SIGNAL, if there is a process to take it."""
     if process.pid is not None and process.is_alive():

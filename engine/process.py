@@ -72,6 +72,7 @@ def main(
     )
     if exit_code == -lifecycle.STOP_SIGNAL:
         lifecycle.die_of(lifecycle.STOP_SIGNAL)
+    lifecycle.flush_streams()
     sys.exit(exit_code)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -160,6 +159,5 @@ def _exit_at_once(exit_code: int) -> None:
     """Exit without the interpreter's clean-up: it takes half a second once torch is loaded, frees
     nothing that the kernel does not, and after a failure may wait for collectives for ever."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    lifecycle.flush_streams()
     os._exit(exit_code)

@@ -219,6 +219,19 @@ def test_exit_codes_read_well(exit_code: int | None, words: str) -> None:
     assert describe_exit(exit_code) == words
 
 
+def test_a_log_that_cannot_be_written_does_not_change_the_exit_code() -> None:
+    """Its disk is full. Python alone would end with 120."""
+    code = (
+        "import sys; from engine.lifecycle import flush_streams;"
+        "sys.stdout.write('out'); sys.stderr.write('err'); flush_streams(); sys.exit(3)"
+    )
+    environ = os.environ | {"PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, stdout=full, stderr=full, env=environ, check=False)
+    assert run.returncode == 3
+
+
 def test_what_loading_has_left_goes_back_to_the_system() -> None:
     """What was freed counts as a process's memory until the C library is told to let go: here 62
     MiB. In a process of its own, whose heap no other test has left full of holes."""

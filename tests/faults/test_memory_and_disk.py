@@ -75,14 +75,16 @@ def test_a_core_that_the_kernel_kills_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.row("F-47", "S-27")
-def test_a_full_disk_does_not_keep_it_from_serving(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--api-server-count", "2")], ids=" ".join)
+def test_a_full_disk_does_not_keep_it_from_serving(tmp_path: Path, more: tuple[str, ...]) -> None:
     """Cache, temporary folder and log on a disk of 1 MiB, which something else fills: answers come
     as before, the log has no traceback, and a stop is one in order."""
     model = make_slow_model(tmp_path)
     with small_disk(tmp_path / "disk") as disk:
         (disk / "tmp").mkdir()
         env = {"RAYWIRE_CACHE_DIR": str(disk / "cache"), "TMPDIR": str(disk / "tmp")}
-        flags = ("--served-model-name", "m", "--linear-backend", "torch")
+        env["PYTHONUNBUFFERED"] = ""  # a buffer would try again at the end
+        flags = ("--served-model-name", "m", "--linear-backend", "torch", *more)
         with running_server(
             str(model), *flags, env=env, may_leave_files=True, log_folder=disk
         ) as server:
@@ -90,6 +92,8 @@ def test_a_full_disk_does_not_keep_it_from_serving(tmp_path: Path) -> None:
             with server.http() as client:
                 assert client.post("/v1/completions", json=completion_body()).status_code == 200
                 fill(disk)
+                for _ in range(50):  # lines for the last block of its log, which is its own
+                    assert client.get("/v1/models").status_code == 200
                 for _ in range(20):
                     answer = client.post("/v1/completions", json=completion_body())
                     assert answer.status_code == 200
