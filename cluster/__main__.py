@@ -25,13 +25,14 @@ def main() -> None:
     # Not at the top: a spawned child imports the main module of its parent again, which for the
     # installed `raywire` script means this file, and it needs no command line.
     from cluster.cli import run
-    from engine.lifecycle import flush_streams
 
     try:
         run()
     except SystemExit as end:
         if is_server:
             _exit_on_signals(end.code if isinstance(end.code, int) else 0)  # decided by now
+            from engine.lifecycle import flush_streams  # other commands never import it
+
             flush_streams()
         raise
 
